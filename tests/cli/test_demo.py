@@ -1,7 +1,6 @@
 """`clearhead demo`, at the smallest scale: its parts, its page, and what it refuses."""
 
 import io
-import logging
 import re
 from dataclasses import replace
 from functools import partial
@@ -71,8 +70,6 @@ def test_the_demo_trains_measures_and_shows_every_part(found, log, tmp_path, cap
         assert all(0 < one < 1 for one in sinks.values(arm, "copied_share").values())
         for metric, theirs in (("null_mass", "softmax1"), ("prefix_mass", "repaired")):
             assert len(sinks.values(arm, metric, map="softmax")) == 2 * (arm == theirs)
-    for arm in ("transformer", "softmax1", "gated", "repaired"):
-        assert len(sinks.values(arm, "first_token_mass", map="softmax")) == 2
     for scheme in SCHEMES:
         assert all(len(bits.values(arm, "perplexity", scheme=scheme)) == 2 for arm in bits.arms())
     write_demo(found, tmp_path / "report.html")
@@ -84,14 +81,7 @@ def test_the_demo_trains_measures_and_shows_every_part(found, log, tmp_path, cap
 
 def test_a_second_call_trains_nothing_and_counts_the_runs_as_done(small, found, capsys):
     work = Work()
-    theirs = logging.getLogger("transformers.distributed.tensor_parallel")
-    heard: list[logging.LogRecord] = []
-    theirs.addFilter(heard.append)
-    try:
-        assert _run(small, work) == found
-    finally:
-        theirs.removeFilter(heard.append)
-    assert not heard  # of layers that are not sharded
+    assert _run(small, work) == found
     assert capsys.readouterr().err.count("already done") == 18
     assert work.share == 1
 

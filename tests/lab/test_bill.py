@@ -102,9 +102,7 @@ def test_time_is_the_flops_over_the_rate_that_is_reached():
     memory, estimates = bill(config, train, devices=["cpu", "h100"], numbers=(1, 4))
     forward = plan(config, length=train.sequence_length).forward_flops
     cpu, one, four = estimates  # a CPU is one
-    assert [(each.device, each.number) for each in estimates] == [
-        *(("cpu", 1), ("h100", 1), ("h100", 4))
-    ]
+    assert [each.number for each in estimates] == [1, 1, 4]
     assert one.seconds == pytest.approx(3 * forward * 10**7 / (0.4 * 989e12))
     assert four.seconds == pytest.approx(one.seconds / 4)
     assert cpu.seconds == pytest.approx(3 * forward * 10**7 / (0.4 * DEVICES["cpu"][0]))

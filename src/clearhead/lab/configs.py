@@ -13,28 +13,17 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
+from clearhead import metavars
 from clearhead.arguments import OpensModels, Overrides, Variations
 from clearhead.data.config import DataConfig
 from clearhead.data.tasks import TASKS, Task
 from clearhead.errors import ClearheadError, choose
-from clearhead.metavars import (
-    Experiment,
-    Field,
-    File,
-    Model,
-    Name,
-    Pattern,
-    Preset,
-    Size,
-    Source,
-    TaskName,
-)
 from clearhead.ranges import Count, Natural, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
 RECORDS = "records.jsonl"  # in the output folder of a comparison or a fine-tuning
-Base = Annotated[Model | None, tyro.conf.arg(name="from")]
+Base = Annotated[metavars.Model | None, tyro.conf.arg(name="from")]
 BETWEEN = " · "
 TRAIN = "train."
 # Settings that do not vary: one process trains an arm, and --seeds has the seeds.
@@ -47,14 +36,14 @@ _Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
 class TrainJob(OpensModels):
     """One training run: a model, its text and its settings."""
 
-    preset: Positional[Preset | None] = None
+    preset: Positional[metavars.Preset | None] = None
     """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
     as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
     base: Base = None
     """A trained causal model to go on from: a folder, a run or a hub name. A preset and KEY=VALUE
     pairs convert it to their mechanisms first, as clearhead convert does; its own tokenizer reads
     the text. Other defaults then hold: add --from MODEL to --help to see them."""
-    size: Size = "tiny"
+    size: metavars.Size = "tiny"
     """Size of the preset: tiny, small, medium, large, or a paper's own."""
     output: Path = Path("runs/train")
     """Folder of the run."""
@@ -107,14 +96,14 @@ class Arm:
 class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
-    presets: Positional[tuple[Preset, ...]] = ("transformer", "differential", "softmax1")
+    presets: Positional[tuple[metavars.Preset, ...]] = ("transformer", "differential", "softmax1")
     """Presets to train; each with its changes is an arm. Arms are compared with the first arm of
     `transformer`, or else with the first of all."""
     base: Base = None
     """A trained causal model that every arm starts from: a folder, a run or a hub name. A preset
     converts it to its mechanisms, as clearhead convert does; transformer is the model itself. Its
     own tokenizer reads the text. Other defaults then hold: add --from MODEL to --help to see."""
-    size: Size = "tiny"
+    size: metavars.Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
@@ -137,7 +126,7 @@ class CompareConfig(OpensModels):
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
     1 a fraction of all steps; 0 measures at the end only."""
-    label: Name = ""
+    label: metavars.Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
@@ -240,26 +229,26 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 class FinetuneJob(OpensModels):
     """A fine-tuning: a checkpoint, a task and seeds."""
 
-    model: Positional[Model]
+    model: Positional[metavars.Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
-    task: TaskName | None = None
+    task: metavars.TaskName | None = None
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or banking77; without it, a task of your
     own."""
-    train_file: Source | None = None
+    train_file: metavars.Source | None = None
     """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]; by default those of --task."""
-    validation_file: tuple[Source, ...] = ()
+    validation_file: tuple[metavars.Source, ...] = ()
     """Validation rows, in the same forms; each of several files is measured by itself."""
-    text_field: Field | None = None
+    text_field: metavars.Field | None = None
     """Field of the text; by default that of --task, or "text"."""
-    pair_field: Field | None = None
+    pair_field: metavars.Field | None = None
     """Field of a second text, if rows have one."""
-    label_field: Field | None = None
+    label_field: metavars.Field | None = None
     """Field of the class; by default that of --task, or "label"."""
     seeds: tuple[Natural, ...] = (0,)
     """Seeds, one run for each. A seed fixes the head's initial weights, the order and dropout."""
     output: Path = Path("runs/finetune")
     """Folder of the models and records; the same command goes on where it stopped."""
-    label: Name = ""
+    label: metavars.Name = ""
     """Label of the records on a page that shows several sets."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
@@ -303,25 +292,25 @@ class ReproduceConfig:
     """Seeds, in place of the experiment's own."""
     tokens: Count | None = None
     """Tokens of every training, in place of the experiment's own."""
-    only: tuple[Pattern, ...] = ()
+    only: tuple[metavars.Pattern, ...] = ()
     """Arms to run, by name or pattern, such as "sas*"; by default all of the experiment."""
-    questions: tuple[Pattern, ...] = ()
+    questions: tuple[metavars.Pattern, ...] = ()
     """Measurements of each model, by name or pattern, such as banking77; by default all of the
     experiment. On a machine without network, leave out those that need the hub."""
     base: Base = None
     """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
-    data: tuple[Source, ...] = ()
+    data: tuple[metavars.Source, ...] = ()
     """Sources of the training text, in place of the experiment's own."""
-    test_data: tuple[Source, ...] = ()
+    test_data: tuple[metavars.Source, ...] = ()
     """Sources of the evaluations' text, read whole, in place of the experiment's own text (or only
     of its text from the hub, if it has some)."""
-    names: Positional[tuple[Experiment, ...]] = ()
+    names: Positional[tuple[metavars.Experiment, ...]] = ()
     """Claims (diff/table2), all claims of a family (diff), experiments (blocks), or all; --list
     prints them."""
     list: bool = False
     """Print every claim with the experiment that decides it, and every experiment with its cost at
     the scale."""
-    judge: tuple[File, ...] = ()
+    judge: tuple[metavars.File, ...] = ()
     """Records to judge the claims by; nothing is run. --output names the book (Markdown)."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
     """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published

@@ -13,16 +13,9 @@ from typing import Any
 
 import torch
 
-from clearhead.data import (
-    Batches,
-    Corpus,
-    DataConfig,
-    MaskedBatches,
-    Masking,
-    prepare,
-    with_mask_token,
-)
+from clearhead.data import Batches, Corpus, DataConfig, prepare
 from clearhead.data.config import SHARE
+from clearhead.data.masking import MaskedBatches, Masking, with_mask_token
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
 from clearhead.lab.configs import RECORDS, TrainJob
@@ -60,7 +53,7 @@ from clearhead.train import (
     train,
 )
 from clearhead.train.run_dir import holds_run, is_finished, read_record
-from clearhead.train.world import World, joined
+from clearhead.train.world import joined
 
 _OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings that a run keeps
 
@@ -253,75 +246,69 @@ def run_training(job: TrainJob) -> TrainResult:
     """Train the model of a job, or go on with the run in its output folder where `job.resume` names
     it; OUTPUT/final is then a plain Hugging Face checkpoint."""
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
-        return _run(job, world)
+        resume = job.resume is not None
+        resumes = resume or world.restarted()  # in which all processes take part
 
+        def check_folder() -> None:
+            """Refuse a folder in use, and for a new run one with runs, before any text is read."""
+            with hold_folder(job.output):
+                if not resumes:
+                    run_dir.require_no_run(job.output)
+                    if any(job.output.glob("*seed*/run.json")):
+                        raise ClearheadError(f"{job.output} holds the runs of another verb")
 
-def _run(job: TrainJob, world: World) -> TrainResult:
-    resume = job.resume is not None
-    resumes = resume or world.restarted()  # in which all processes take part
-
-    def check_folder() -> None:
-        """Refuse a folder in use, and for a new run one with runs, before any text is read."""
-        with hold_folder(job.output):
-            if not resumes:
-                run_dir.require_no_run(job.output)
-                if any(job.output.glob("*seed*/run.json")):
-                    raise ClearheadError(f"{job.output} holds the runs of another verb")
-
-    world.by_first(check_folder)
-    began = data_of(job.output) if resume else None
-    start: dict[str, Any] = {"preset": job.preset, "from": None}
-    if job.base is None:
-        start |= {"preset": job.preset or BASELINE, "size": job.size}
-        model, corpus = world.in_turn(lambda: _new(job, start["preset"], began))
-    else:
-        named: Any = (job.base, job.data, job.train.sequence_length)
-        options: Any = {"trust_remote_code": job.trust_remote_code, "began": began}
-        base = world.in_turn(lambda: open_base(*named, **options))
-        corpus, start["from"] = base.corpus, base.origin
-        if isinstance(base.model, ClearheadForCausalLM):
-            check_baseline(job.preset, job.set, base.model.config)
-        begun = base.start(job.preset, job.set)
-        model = begun.model
-        for line in begun.in_words():
-            say(line)
-        if resume:  # where it still reads the weights that it began with
-            first = read_record(job.output)["description"].get("from") or {}
-            reads = job.train.lora or checkpoint.newest(job.output) is None
-            reads = reads or job.base != first.get("name")
-            if reads and first.get("parameters") != base.origin["parameters"]:
-                began_with = f"the run in {job.output} started from ({first.get('name')})"
-                raise ClearheadError(f"{job.base} has other weights than {began_with}")
-        elif remark := resting_sinks(model, job.train):
-            say(remark)
-    say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
-    planned = job.train.schedule_tokens
-    if resume and planned is not None and planned < job.train.tokens:
-        rate = learning_rate(job.train.steps - 1, job.train)
-        say(
-            f"extended to {job.train.tokens:,} tokens: after the {planned:,} of its schedule the "
-            f"learning rate stays at {rate:g} (for another warmup: train --from {job.output})"
+        world.by_first(check_folder)
+        began = data_of(job.output) if resume else None
+        start: dict[str, Any] = {"preset": job.preset, "from": None}
+        if job.base is None:
+            start |= {"preset": job.preset or BASELINE, "size": job.size}
+            model, corpus = world.in_turn(lambda: _new(job, start["preset"], began))
+        else:
+            named: Any = (job.base, job.data, job.train.sequence_length)
+            options: Any = {"trust_remote_code": job.trust_remote_code, "began": began}
+            base = world.in_turn(lambda: open_base(*named, **options))
+            corpus, start["from"] = base.corpus, base.origin
+            if isinstance(base.model, ClearheadForCausalLM):
+                check_baseline(job.preset, job.set, base.model.config)
+            begun = base.start(job.preset, job.set)
+            model = begun.model
+            for line in begun.in_words():
+                say(line)
+            if resume:  # where it still reads the weights that it began with
+                first = read_record(job.output)["description"].get("from") or {}
+                reads = job.train.lora or checkpoint.newest(job.output) is None
+                reads = reads or job.base != first.get("name")
+                if reads and first.get("parameters") != base.origin["parameters"]:
+                    began_with = f"the run in {job.output} started from ({first.get('name')})"
+                    raise ClearheadError(f"{job.base} has other weights than {began_with}")
+            elif remark := resting_sinks(model, job.train):
+                say(remark)
+        say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
+        planned = job.train.schedule_tokens
+        if resume and planned is not None and planned < job.train.tokens:
+            rate = learning_rate(job.train.steps - 1, job.train)
+            still = f"after the {planned:,} of its schedule the learning rate stays at {rate:g}"
+            say(f"extended to {job.train.tokens:,} tokens: {still}")
+        torch.manual_seed(job.train.seed)
+        masked = getattr(model, "objective", "") == "mlm"
+        with world.together():
+            read = batches(corpus, job.train, job.output, masked=masked)
+        return train(
+            model.to(best_device()),
+            read,
+            job.train,
+            output=job.output,
+            tokenizer=corpus.tokenizer,
+            resume=resume,
+            callbacks=[Progress(), *make_trackers(job.track)],
+            description={
+                **start,
+                "objective": "mlm" if masked else "next-token",
+                "mask": SHARE if masked else None,
+                "data": corpus.describe(),
+                "job": {k: x for k, x in canonical(job).items() if k not in _OF_THE_RUN},
+            },
         )
-    torch.manual_seed(job.train.seed)
-    masked = getattr(model, "objective", "") == "mlm"
-    with world.together():
-        read = batches(corpus, job.train, job.output, masked=masked)
-    return train(
-        model.to(best_device()),
-        read,
-        job.train,
-        output=job.output,
-        tokenizer=corpus.tokenizer,
-        resume=resume,
-        callbacks=[Progress(), *make_trackers(job.track)],
-        description={
-            **start,
-            "objective": "mlm" if masked else "next-token",
-            "mask": SHARE if masked else None,
-            "data": corpus.describe(),
-            "job": {k: x for k, x in canonical(job).items() if k not in _OF_THE_RUN},
-        },
-    )
 
 
 def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:

@@ -21,12 +21,8 @@ from clearhead.errors import ClearheadError, require
 from clearhead.lab.measuring import check_models
 from clearhead.lab.runs import load_model, refuse_tokenizer, text_of
 from clearhead.lab.sweep_configs import QuantizeConfig, short_names
-from clearhead.models.inspection import (
-    generating_plainly,
-    longest_text,
-    parameter_count,
-    within_memory,
-)
+from clearhead.models import inspection
+from clearhead.models.inspection import longest_text, parameter_count
 from clearhead.models.loading import pretrained, resolved, without_bars
 from clearhead.quantize import Scheme, Texts, cost, linear_layers, quantized, scheme
 from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
@@ -110,7 +106,7 @@ def run_deployment(config: QuantizeConfig) -> None:
         folder = config.output
         if len(config.models) > 1:
             folder /= f"{name}-{config.deploy}"
-        with within_memory("a model is held twice, whole and in few bits: free memory for it"):
+        with inspection.within_memory("a model is held whole and in few bits: free memory"):
             texts, load = _deploy(source, folder, config)
             say(f"{name}, {config.deploy}: saved; a new process loads the saved model")
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -190,7 +186,7 @@ def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]
     own = model.generation_config
     try:
         with torch.no_grad():
-            out: Tensor = generating_plainly(model).generate(prompts_BT, **options)
+            out: Tensor = inspection.generating_plainly(model).generate(prompts_BT, **options)
     finally:
         model.generation_config = own
     return out[:, prompts_BT.shape[1] :].tolist()

@@ -8,21 +8,11 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, Suppress
 
+from clearhead import metavars
 from clearhead.arguments import OpensModels, Overrides, overrides
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
-from clearhead.metavars import (
-    Change,
-    Model,
-    Name,
-    Scaling,
-    SchemeName,
-    Size,
-    Source,
-    TaskName,
-    Text,
-)
 from clearhead.ranges import Count, Length, Natural, check, check_distinct
 
 DIAGNOSIS_FILE = "diagnosis.jsonl"  # in the output folder of a diagnosis
@@ -35,7 +25,7 @@ AUTO = "auto"  # the prefix that is searched for
 class SweepConfig(OpensModels):
     """Subjects of a measurement: models, seeds and text."""
 
-    models: Positional[tuple[Model, ...]]
+    models: Positional[tuple[metavars.Model, ...]]
     """Checkpoints' folders (RUN/final), or hub names; several stand side by side."""
     seeds: tuple[Natural, ...] = (0,)
     """Seeds of random draws: keys, needles, places and samples, or windows (seed 0 reads the first
@@ -53,7 +43,7 @@ class SweepConfig(OpensModels):
 class EvaluateSettings(SweepConfig):
     """Models, tasks and text of an evaluation."""
 
-    tasks: tuple[TaskName, ...] = ()
+    tasks: tuple[metavars.TaskName, ...] = ()
     """Tasks: perplexity, passkey, needles, recall, hits, allocation, shots, hallucination; masked
     for a masked model. Any other name is a task of lm-eval. By default perplexity, or masked for a
     masked model."""
@@ -61,7 +51,7 @@ class EvaluateSettings(SweepConfig):
     """Lengths in tokens; by default 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: Length = 65_536
     """Tokens of text read at each length, approximately."""
-    rope_scaling: tuple[Scaling, ...] = ("none",)
+    rope_scaling: tuple[metavars.Scaling, ...] = ("none",)
     """Scalings of the rotary frequencies: none, linear, ntk, dynamic, yarn. Each task is
     measured under each."""
     factors: tuple[float, ...] = ()
@@ -70,7 +60,7 @@ class EvaluateSettings(SweepConfig):
     """Documents to read: the held-out ones, or all (for a file that no training saw)."""
     batch_tokens: Count = 8192
     """Tokens run together; no result depends on it."""
-    label: Name = ""
+    label: metavars.Name = ""
     """Label of the records on a page that shows several sets."""
     records: Path | None = None
     """File to which each result is appended as it is done; the same command goes on where it
@@ -93,12 +83,12 @@ EvaluateConfig = make_dataclass(
 class DiagnoseConfig(SweepConfig):
     """A diagnosis: models, and windows of text."""
 
-    models: Positional[tuple[Model, ...]]
+    models: Positional[tuple[metavars.Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset with fresh weights, drawn by the first of --seeds."""
     output: Path = Path("runs/diagnose")
     """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
-    size: Size | None = None
+    size: metavars.Size | None = None
     """Size of an init: preset, such as small; by default tiny."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
@@ -127,7 +117,12 @@ class DiagnoseConfig(SweepConfig):
 class QuantizeConfig(SweepConfig):
     """A quantisation: models, schemes and text."""
 
-    scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
+    scheme: tuple[metavars.SchemeName, ...] = (
+        "w8a8-coarse",
+        "w8a8-token",
+        "w4-channel",
+        "w4-group",
+    )
     """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; or
     "all", whose bits docs/quantize.md lists."""
     deploy: Literal["int8-dynamic-tensor"] | None = None
@@ -150,7 +145,7 @@ class QuantizeConfig(SweepConfig):
     stopped, and the page then shows all that it holds."""
     page: Path | None = None
     """File for the page of perplexity against bits."""
-    title: Text = ""
+    title: metavars.Text = ""
     """The page's title; the models' names unless given."""
 
     def __post_init__(self) -> None:
@@ -163,16 +158,16 @@ class QuantizeConfig(SweepConfig):
 class ConvertConfig(OpensModels):
     """A conversion: a model, and the mechanisms or the format to put it on."""
 
-    model: Positional[Model]
+    model: Positional[metavars.Model]
     """A Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, DiffLlama, GraniteSWA or dense Flint, or a
     clearhead model: a folder or a hub name."""
     output: Positional[Path]
     """The folder of the converted model, which does not exist yet."""
-    to: tuple[Change, ...] = ()
+    to: tuple[metavars.Change, ...] = ()
     """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
     normalizer=sink"; weights that both models have are kept. Without --to a model of transformers
     becomes a clearhead model, and a clearhead model one of transformers."""
-    prefix: Text | None = None
+    prefix: metavars.Text | None = None
     """Tokens before every text, as learned keys and values (normalizer=key-value): a text
     such as \\n, or auto, to search for one on the text of --calibrate."""
     rotate: tuple[Literal["residual", "values", "down"], ...] = ()
@@ -192,14 +187,14 @@ class ConvertConfig(OpensModels):
     """Write a model for servers. serving: as a family of transformers if one fits, else with a
     modelling file of its own, which servers run with trust_remote_code. llama.cpp: as a family
     that llama.cpp's converter to GGUF reads."""
-    calibrate: Source | None = None
+    calibrate: metavars.Source | None = None
     """Text that sets what --to adds: a sink gets the weight that the first token has in this text,
     learned keys and values are those of its first tokens. A file, a folder, or another source of
     --data.data."""
     sink_logit: float | None = None
     """Initial logit of the sinks that --to adds; by default −40, too low to have an effect; 0 is
     softmax-1."""
-    text: Source | None = None
+    text: metavars.Source | None = None
     """Text on which the distance of both models is measured, in words or as --calibrate; by default
     windows of --calibrate that did not calibrate, or else python-stdlib."""
     length: Length = 512
@@ -244,10 +239,10 @@ class ConvertConfig(OpensModels):
 class PlanConfig(OpensModels):
     """Models to count."""
 
-    models: Positional[tuple[Model, ...]] = ()
+    models: Positional[tuple[metavars.Model, ...]] = ()
     """Presets, run folders, or Hugging Face models that convert reads (a folder with config.json,
     or a hub name), each with its costs; by default a table of all presets."""
-    size: Size = "tiny"
+    size: metavars.Size = "tiny"
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of presets, such as num_hidden_layers=24."""
