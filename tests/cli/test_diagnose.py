@@ -1,4 +1,4 @@
-"""clearhead diagnose from end to end, on models that transformers saved."""
+"""clearhead diagnose, on models that transformers saved, and clearhead check."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead.lab.sweep_configs import short_names
+from tests.diagnose.test_attention_check import broken
 
 from .conftest import call, data_of, lines_of, refusal, rewritten, save, saved
 
@@ -108,16 +109,6 @@ def test_refusals_in_one_line_and_nothing_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_out_of_memory_advises_and_writes_nothing(models, words, tmp_path, capsys, monkeypatch):
-    def too_much(*arguments: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
-
-    monkeypatch.setattr("clearhead.diagnose.diagnosis.run_backbone", too_much)
-    assert _call(models / "gpt2", *words) == 2
-    assert "give a smaller --length" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_names_are_short_and_different(tmp_path, monkeypatch):
     (tmp_path / "run" / "final").mkdir(parents=True)
     for folder, names in (("run/final", ["run"]), ("run", ["run"])):
@@ -127,3 +118,36 @@ def test_names_are_short_and_different(tmp_path, monkeypatch):
     assert short_names(("runs/a/final",)) == ["a"]
     assert short_names(("x/a", "init:x/a")) == ["a", "init:a"]
     assert short_names(("x/a", "y/a")) == ["x/a", "y/a"]
+
+
+# clearhead check
+
+
+def test_a_model_of_transformers_and_a_broken_implementation(llama, capsys):
+    broken("no-padding", "padding")
+    words = ("--attention", "sdpa", "no-padding", "--timed", "0")
+    assert call("check", llama, *words) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "LlamaForCausalLM in float32, beside eager attention in float64"
+    assert lines[1] == "sdpa: right: plain, padded, packed, cached, chunks"
+    assert lines[2].startswith("no-padding: right: plain, cached, chunks; WRONG: padded (")
+
+
+def test_a_preset_with_changes(capsys):
+    shape = ("hidden_size=32", "num_hidden_layers=2", "num_attention_heads=4", "vocab_size=90")
+    assert call("check", "init:sink", "--set", *shape, "sliding_window=9", "--timed", 0) == 0
+    out = capsys.readouterr().out
+    assert "sdpa: right: plain, sinks of 20, padded, packed, cached, chunks, windowed" in out
+    assert "clearhead: does not load here (left out: a model of ours has the same" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("init:sinc",), "did you mean sink"),
+        (("./no-such-folder",), "no such folder"),
+        (("init:sink", "--attention", "sdpaa"), "none of sdpaa loads here"),
+    ],
+)
+def test_bad_requests(words, said, capsys):
+    assert said in refusal(capsys, "check", *words)

@@ -20,7 +20,7 @@ from clearhead.models import plan, preset
 from clearhead.papers.claims import CLAIMS
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.requests import EXPERIMENTS, chosen, parameters
-from clearhead.papers.study import Experiment, Study, evaluate, written
+from clearhead.papers.study import Experiment, Study, evaluate
 from clearhead.report import load
 
 from .conftest import call, refusal
@@ -50,11 +50,6 @@ def test_jobs_have_places_of_their_own_and_go_to_other_processes(name, scale, tm
             final = job.config.output / f"{arm.folder}-seed{seed}" / "final"
             assert job.model in (None, final)
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("rate", ["1e-3", "1.6e-2", "7.5e-4", "5e-4", "1e0", "3e1"])
-def test_a_rate_is_written_as_folders_have_it(rate):
-    assert written(float(rate)) == rate
 
 
 def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path, capsys):

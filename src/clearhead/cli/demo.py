@@ -12,7 +12,6 @@ from typing import Any
 
 from clearhead.arguments import OpensModels
 from clearhead.metavars import Model
-from clearhead.terminal import show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +38,9 @@ def run(command: Command) -> int:
 
 
 def write_demo(found: dict[str, Path], path: Path) -> None:
-    """Write the page of the records that `run_demo` returns; print its first table and verdict."""
-    from clearhead.cli.publishing import print_page
+    """Show the page of the records that `run_demo` returns."""
+    from clearhead.cli.publishing import show_page
     from clearhead.records.loading import load
-    from clearhead.report import write_page
     from clearhead.report.demo import page
 
-    shown = page(*map(load, found.values()))
-    write_page(shown, path)
-    print_page(shown)
-    show(f"page: {path}")
+    show_page(page(*map(load, found.values())), path)

@@ -81,14 +81,11 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
     elif not about["same_in_float32"]:
         outcome = "another function, for clearhead train --from to go on with"
     elif not about["same_function"]:
-        outcome += (
-            f" in float32; rounded to {after} they differ by {about['relative']:.1e} of their"
-        )
-        outcome += " size"
+        apart = f"{about['relative']:.1e} of their size"
+        outcome += f" in float32; rounded to {after} they differ by {apart}"
     elif before != after:
-        outcome += (
-            f", in {after}: {before} would move them by more than {TOLERANCE:.0e} of their size"
-        )
+        apart = f"more than {TOLERANCE:.0e} of their size"
+        outcome += f", in {after}: {before} would move them by {apart}"
     return [*lines, f"{kinds['from']} → {kinds['to']}, {outcome}: {config.output}"]
 
 
