@@ -176,12 +176,9 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mapping[str, int]:
-    """Bytes of tensors on one GPU at the peak of a training step, by part.
-
-    The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
-    holds its share of weights, gradients and optimizer; a layer gathered whole while it runs is not
-    counted. `config` is as in `plan`.
-    """
+    """Bytes of tensors on one GPU at the peak of an eager training step on the CPU's kernels, by
+    part. Precision "auto" counts as bf16. Each of several GPUs holds its share of weights,
+    gradients and optimizer; a layer gathered whole while it runs is not counted."""
     config = counterpart(config)
     with torch.device("meta"):
         model: Any = new_model(config).float()
@@ -240,13 +237,9 @@ def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
 
 
 def record_memory(config: PlanConfig, **_: object) -> list[Line]:
-    """Count the bytes of each preset at each length; write and return the records.
-
-    - `step_bytes`: all tensors but weights, gradients and the optimizer's, at the peak of a
-      training step of one text (`training_memory`).
-    - `cached_key_bytes`, `cached_bytes`: a token's keys, and its keys and values, at two bytes a
-      number, as the model's own forward pass caches them.
-    """
+    """Count the bytes of each preset at each length; write and return the records: `step_bytes`,
+    the activations of `training_memory` of one text; `cached_key_bytes` and `cached_bytes`, those
+    of a token's keys, and of its keys and values, at two bytes a number."""
     lines: list[Line] = []
     train = TrainConfig(batch_size=1, precision="bf16")
     for name in config.models:

@@ -266,9 +266,7 @@ def _inside(
 class Milestones(LinesFile):
     """Loss (nats a token), outliers of the hidden states and attention to the first token, every
     few steps and after the last, on the same few validation windows: OUTPUT/milestones.jsonl.
-
-    Training is not affected: the random state, each module's mode and compiled layers are restored.
-    """
+    Training is not affected: it finds its random state, modes and compiled layers as they were."""
 
     file = MILESTONES
     afterwards = "go on"

@@ -67,9 +67,7 @@ def sample(
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Tokens before every text, and the results of the candidates of a search, the first without a
-    prefix: the largest absolute hidden state, the number of pieces of text in which a massive one
-    remains ("fails"), and the perplexity of longer windows where it was measured."""
+    """Tokens before every text, and the measures of a search's candidates."""
 
     ids: tuple[int, ...]
     text: str

@@ -358,10 +358,9 @@ def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
 def run_missing(trials: Sequence[Any], output: Path, task: str, work: Work) -> Records:
     """Train and measure the trials that `output` lacks, a locked folder; return its records.
 
-    A trial is a configuration with a seed: `called` and `folder`, its line of the records
-    (`header`), its identity among the results of the run (`cell`), `check(known)`, which refuses
-    other settings than those of the known runs and what would fail only hours later, and
-    `rows(work)`, which trains, or goes on where it stopped, and measures.
+    A trial is a configuration with a seed, the `folder` of its run and the `header` of its records;
+    `check(known)` refuses what would fail only hours later, and other settings than those of the
+    known runs; `rows(work)` trains, or goes on where it stopped, and measures.
     """
     store = Store(output / RECORDS)
     for one in trials:  # all before the first is trained, which may take hours
