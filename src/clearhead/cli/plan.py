@@ -46,6 +46,5 @@ def run(command: Command) -> int:
         print_overview(command.size, command.set)
     for name, config in named_configs(command, command.train):
         show(name)
-        devices, numbers, context = command.gpu, command.gpus, command.context
-        print_bill(config, command.train, devices=devices, numbers=numbers, context=context)
+        print_bill(config, command)
     return 0

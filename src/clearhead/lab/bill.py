@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pandas import DataFrame
 from rich.filesize import decimal
-from rich.table import Table
 
 from clearhead import ops
 from clearhead.data.config import SHARE
@@ -89,7 +89,7 @@ def bill(
 
 def print_overview(size: str, changes: Mapping[str, Any]) -> None:
     """A table of every preset at one size, and what each is."""
-    rows, refused = [], list[str]()
+    rows, refused = dict[str, dict[str, str]](), list[str]()
     baseline = plan(preset(BASELINE, size, **changes)).parameters
     for name in presets():
         try:
@@ -97,12 +97,14 @@ def print_overview(size: str, changes: Mapping[str, Any]) -> None:
         except ClearheadError as error:
             refused.append(str(error))
             continue
-        more = f"{100 * (counts.parameters / baseline - 1):+.2f} %"
-        flops, cache = f"{counts.forward_flops / 1e6:,.1f}", f"{counts.cache_bytes:,.0f}"
-        rows.append((name, f"{counts.parameters:,}", more, flops, cache))
+        rows[name] = {
+            "parameters": f"{counts.parameters:,}",
+            "to baseline": f"{100 * (counts.parameters / baseline - 1):+.2f} %",
+            "MFLOPs a token": f"{counts.forward_flops / 1e6:,.1f}",
+            "cache bytes a token": f"{counts.cache_bytes:,.0f}",
+        }
     show(f"presets at size {size}{', changed' * bool(changes)}")
-    heads = ("preset", "parameters", "to baseline", "MFLOPs a\ntoken", "cache bytes\na token")
-    _print_table(heads, rows)
+    show(DataFrame(rows).T.to_string())
     for name, summary in presets().items():
         console().print(f"[bold]{name}[/bold]: {summary}")
     for reason in refused:
@@ -127,17 +129,11 @@ def named_configs(asked: PlanConfig, train: TrainConfig) -> Iterator[tuple[str, 
             yield name, load_config(path, trust_remote_code=trust)
 
 
-def print_bill(
-    config: Any,
-    train: TrainConfig,
-    *,
-    devices: Sequence[str],
-    numbers: Sequence[int],
-    context: int | None,
-) -> None:
-    """Print a `bill`, and the cache of a text of `context` tokens."""
-    memory, estimates = bill(config, train, devices=devices, numbers=numbers)
-    counts, read = plan(config, length=train.sequence_length), plan(config, length=context)
+def print_bill(config: Any, asked: Any) -> None:
+    """Print the `bill` that the options of `clearhead plan` ask for."""
+    train: TrainConfig = asked.train
+    memory, estimates = bill(config, train, devices=asked.gpu, numbers=asked.gpus)
+    counts, read = plan(config, length=train.sequence_length), plan(config, length=asked.context)
     forward, total = counts.forward_flops, 3 * counts.forward_flops * train.tokens
     inner = f"{counts.non_embedding_parameters:,} without embeddings"
     show(f"  {counts.parameters:,} parameters, {inner}")
@@ -148,31 +144,18 @@ def print_bill(
     show(f"  keys and values of {read.length:,} tokens: {held}\n")
     how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
     how += ", checkpointing" * (train.checkpointing == "blocks")
-    show(f"  memory of a device at the peak ({how})")
-    parts = [(part, *(decimal(one[part]) for one in memory.values())) for part in (*_PARTS, "peak")]
-    _print_table(("devices", *map(str, memory)), parts)
+    show(f"  memory of a device at the peak, by number of devices ({how})")
+    show(DataFrame(memory).map(decimal).to_string())
     show(f"\n  time at {100 * EFFICIENCY:g} % of the dense bf16 rate")
-    times = [
-        (
-            f"{number} x {name}",
-            f"{train.tokens / time:,.0f}",
-            in_words(time),
-            "yes" if fits else "no",
-        )
+    times = {
+        f"{number} x {name}": {
+            "tokens/s": f"{train.tokens / time:,.0f}",
+            "run": in_words(time),
+            "fits": "yes" if fits else "no",
+        }
         for name, number, time, fits in estimates
-    ]
-    _print_table(("devices", "tokens/s", "run", "fits"), times)
-    show("")
-
-
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose numbers are aligned on the right."""
-    table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
+    }
+    show(DataFrame(times).T.to_string() + "\n")
 
 
 def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mapping[str, int]:
