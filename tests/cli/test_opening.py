@@ -131,9 +131,8 @@ def test_a_tokenizer_of_a_corpus_runs_no_code(verb, folders, going_on, tmp_path,
     assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_pointer_of_git_lfs_is_named(file, folders, capsys):
-    path = folders["plain"] / file
+def test_a_pointer_of_git_lfs_is_named(folders, capsys):
+    path = folders["plain"] / "model.safetensors"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     line = refusal(capsys, "generate", folders["plain"])
     assert f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull`" in line

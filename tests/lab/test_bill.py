@@ -90,10 +90,6 @@ def test_what_cannot_be_counted_is_refused_in_a_line():
     for name in ("Mamba", "Gemma2", "gpt-oss"):
         with pytest.raises(ClearheadError, match=r"cannot be planned: give .* llama, mistral"):
             bill(architectures.make(name).config, TRAIN, devices=["h100"])
-    assert plan(preset("gpt2", **{**SHAPE, "max_position_embeddings": 64})).length == 64
-    gpt2 = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=512, n_positions=64)
-    with pytest.raises(ClearheadError, match="64 learned positions, too few for 65 tokens"):
-        plan(gpt2, length=65)
 
 
 def test_time_is_the_flops_over_the_rate_that_is_reached():
