@@ -45,6 +45,12 @@ def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
 class _Trial:
     """A task's texts as the model reads them, its classifier, and one seed."""
 
+    seed: int
+    called: str
+    folder: Path
+    cell: str
+    header: Line
+
     def __init__(self, job: FinetuneJob) -> None:
         self.job, self.task = job, job.resolved()
         cache = DataConfig(cache=job.cache).cache_folder
