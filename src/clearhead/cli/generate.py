@@ -17,7 +17,7 @@ from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
 Temperature = Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)]
-Share = Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)]
+Probability = Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Command(OpensModels):
     temperature: Temperature = 0.8
     """0 takes the likeliest token each time. Penalties and beams of the model's own
     generation_config are left out."""
-    top_p: Share = 0.95
+    top_p: Probability = 0.95
     """Sample from the likeliest tokens that hold this share of the probability."""
     seed: int = 0
     """Seed of the sampling."""
@@ -52,6 +52,7 @@ def run(command: Command) -> int:
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
     prompt, limit = torch.tensor([ids], device=model.device), longest_text(model)
     check_tokens(model, prompt)
+    # The last token is not read again.
     if limit is not None and command.tokens > (room := limit + 1 - len(ids)):
         advice = f"ask for {room} at most" if room > 0 else "shorten the prompt"
         raise ClearheadError(f"the model has {limit} learned positions: {advice}")

@@ -62,16 +62,10 @@ def run_saving(config: QuantizeConfig) -> None:
         texts = Texts(windows=texts.windows, calibration=list(read))
     tokens = min(TOKENS, (longest_text(model) or 2 * TOKENS) // 2)
     prompts = torch.stack(list(windows(corpus, length=tokens, count=PROMPTS, seed=1)))
-    full, simulated = _perplexity(model, texts), _perplexity(model, texts, how)
-    figures: dict[str, Any] = {
-        "scheme": how.name,
-        "of": source,
-        "class": type(model).__name__,
-        "parameters": parameter_count(model),
-        "length": config.length,
-        "full_perplexity": full,
-        "simulated_perplexity": simulated,
-    }
+    figures: dict[str, Any] = {"scheme": how.name, "of": source, "class": type(model).__name__}
+    figures |= {"parameters": parameter_count(model), "length": config.length}
+    figures["full_perplexity"] = full = _perplexity(model, texts)
+    figures["simulated_perplexity"] = simulated = _perplexity(model, texts, how)
     with quantized(model, as_loaded(how), texts):
         predicted = continuations(model, prompts, tokens)
     with without_bars(), redirect_stderr(io.StringIO()):  # of compressed-tensors' bars
