@@ -46,6 +46,7 @@ def test_folders_are_safe_and_apart():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"vary": {"optimizer": ("sgd",)}}, "did you mean train.optimizer"),
         ({"vary": {"train.optimiser": ("sgd",)}}, "did you mean train.optimizer"),
         ({"vary": {"normaliser": ("softmax",)}}, "did you mean normalizer"),
         ({"vary": {"train.optimizer": ("adamv",)}}, "did you mean adamw"),

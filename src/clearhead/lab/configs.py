@@ -143,7 +143,7 @@ class CompareConfig(OpensModels):
     def arms(self) -> tuple[Arm, ...]:
         """Every preset with every combination of the values in `vary`, presets first."""
         for key in self.vary:
-            if key.startswith(TRAIN):
+            if key.startswith(TRAIN) or TRAIN + key in _SETTINGS:
                 choose("key to vary", key, _SETTINGS)
         arms = []
         for name, values in itertools.product(self.presets, itertools.product(*self.vary.values())):
