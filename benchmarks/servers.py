@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.servers_agreement import PROGRAMS, Side, agreed, under
 from clearhead.data import Corpus, DataConfig, prepare, windows
-from clearhead.lab.run_setup import load_model
+from clearhead.lab.runs import load_model
 from clearhead.lab.saving import PROMPTS, TOKENS, continuations
 from clearhead.quantize import Texts, cost, scheme
 from clearhead.quantize.linear import CALIBRATION

@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--windows", type=int, default=16, help=f"of {LENGTH} tokens")
     parser.add_argument("--group", type=int, default=64, help="inputs that share a scale")
     options = parser.parse_args()
-    from clearhead.lab.run_setup import load_model
+    from clearhead.lab.runs import load_model
 
     model, tokenizer = load_model(str(options.model), trust_remote_code=False)
     windows = drawn(tokenizer, options.text, options.windows)

@@ -128,7 +128,9 @@ class Line(Work):
 
 
 def in_words(seconds: float) -> str:
-    """45 s, 12 min or 3.4 h."""
+    """45 s, 12 min, 3.4 h or 5.6 days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
+    if seconds >= 72 * 3600:
+        return f"{seconds / 86_400:,.1f} days"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -19,7 +19,6 @@ from clearhead.data import DataConfig, prepare
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.train import MetricsFile, StepMetrics
 
-VOLATILE = ("date", "threads", "device")
 WORDS = ("attention", "noise", "sink", "query", "key", "value", "head", "token", "layer", "norm")
 
 # Options of a training of two steps, and the shape of a model for it.
@@ -63,11 +62,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return lines[-1]
 
 
-def error_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """The last line of what was written to stderr."""
-    return capsys.readouterr().err.strip().splitlines()[-1]
-
-
 def lines_of(folder: Path, name: str = "records.jsonl") -> list[dict[str, Any]]:
     """All lines of a file of records."""
     return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
@@ -85,12 +79,6 @@ def cells_of(tmp_path: Path) -> list[dict]:
 
 def weights_of(run: Path) -> bytes:
     return (run / "final/model.safetensors").read_bytes()
-
-
-def record_of(run: Path) -> dict[str, Any]:
-    """The run.json of a run, without what differs between two."""
-    record = json.loads((run / "run.json").read_text("utf-8"))
-    return {key: value for key, value in record.items() if key not in VOLATILE}
 
 
 def save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> Path:

@@ -1,7 +1,5 @@
 """The main job at the smallest scale: every preset, every measure, one page."""
 
-import hashlib
-import html
 import json
 import os
 import signal
@@ -88,8 +86,6 @@ def test_a_record_has_the_precision_that_was_computed(words, tmp_path, capsys, m
     assert _call(*auto) == 0
     records = tmp_path / "out/records.jsonl"
     assert load(records).runs[0].precision == "bf16"
-    page = html.unescape((tmp_path / "out/report.html").read_text("utf-8"))
-    assert '"precision": "bf16"' in page
     native[0] = False  # a machine on which the same command computes something else
     assert "train.precision was 'bf16' and is now 'fp32'" in refusal(capsys, "compare", *auto)
 
@@ -144,26 +140,6 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, m
     assert "Documents were kept apart, as in" in (tmp_path / "out/report.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize(("held_out", "enough"), [("too short", False), ("some words " * 4, True)])
-def test_held_out_text_is_as_long_as_a_window_or_refused_before_training(
-    held_out, enough, words, tmp_path, capsys
-):
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    (folder / "held-out.txt").write_text(held_out, "utf-8")
-    # Of two documents the one with the smaller hash is held out.
-    longer = (f"words and words {'again and again ' * 90}{number}" for number in range(99))
-    digest = lambda text: hashlib.sha256(text.encode()).digest()  # noqa: E731
-    (folder / "train.txt").write_text(next(t for t in longer if digest(t) > digest(held_out)))
-    few = [*changed(words, "--data.data", str(folder)), "--set", "hidden_size=24"]
-    if enough:
-        assert _call("transformer", *changed(few, "--lengths", "1")) == 0
-    else:
-        said = refusal(capsys, "compare", "transformer", *few)
-        assert "in no source enough for one window of 16" in said
-        assert not [*(tmp_path / "out").glob("*seed0")]
-
-
 def test_without_lengths_the_speed_and_memory_of_training_alone_are_measured(settings, tmp_path):
     assert _call("transformer", *settings, "--lengths", "--output", str(tmp_path)) == 0
     lines = lines_of(tmp_path)
@@ -190,7 +166,7 @@ def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch
     assert by_metric["perplexity"]["value"] > 1
 
 
-def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monkeypatch):
+def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys):
     arms = ["transformer", "softmax1", "--vary", "train.optimizer=adamw,orthoadam"]
     shape = ["--set", "num_hidden_layers=1", "hidden_size=48"]
     # Measured on the way or not, training takes the same course.
@@ -221,13 +197,8 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys, monk
     assert _call(*other) == 0
     for name in ("softmax1+orthoadam-seed0", "transformer+adamw-seed0"):
         assert weights_of(out / name) == weights_of(tmp_path / "other" / name)
-
-    monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
-    for more, said in (
-        (["--vary", "train.optimizer=orthoadam,adamw"], "given twice"),
-        (["--measure-every", "1"], "other settings: measure_every was 0 and is now 1"),
-    ):
-        assert said in refusal(capsys, "compare", *other, *more)
+    said = refusal(capsys, "compare", *other, "--measure-every", "1")
+    assert "other settings: measure_every was 0 and is now 1" in said
 
 
 def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):

@@ -11,9 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteSWAForCausalLM
 
 from clearhead import ClearheadForCausalLM, preset
+from clearhead.diagnose import diagnose
+from clearhead.lab.converting import three_numbers
 from clearhead.lab.prefixes import sample
 from clearhead.models import conversion
 from clearhead.models.families import LLAMA
+from clearhead.quantize import Texts, cost, scheme
 
 from .conftest import call, refusal, save, saved
 
@@ -45,21 +48,6 @@ def half(llama: Path, tmp_path: Path) -> Path:
     return save(tmp_path / "half", model, AutoTokenizer.from_pretrained(llama))
 
 
-def test_a_model_in_sixteen_bits_stays_in_them(half, tmp_path, capsys):
-    """It is compared in float32, where both give the same logits."""
-    made = tmp_path / "made"
-    words = ("--to", "gated", "maps=differential-v2")
-    assert call("convert", half, made, *words, "--length", "24") == 0
-    assert "with equal logits" in capsys.readouterr().out
-    assert json.loads((made / "config.json").read_text("utf-8"))["dtype"] == "bfloat16"
-    weights = load_file(made / "model.safetensors").values()
-    assert {weight.dtype for weight in weights} == {torch.bfloat16}
-    record = json.loads((made / "conversion.json").read_text("utf-8"))
-    assert [one["what"] for one in record["measures"]] == ["start", "rounded to bfloat16"]
-    assert all(one["relative"] < 1e-5 for one in record["measures"])
-    assert record["same_function"]
-
-
 def test_a_rounded_model_is_measured_as_it_is_written(half, tmp_path, capsys):
     """Turned weights are no longer numbers of 16 bits."""
     turned, served = tmp_path / "turned", tmp_path / "served"
@@ -67,6 +55,8 @@ def test_a_rounded_model_is_measured_as_it_is_written(half, tmp_path, capsys):
     assert call("convert", half, turned, *words) == 0
     said = " ".join(capsys.readouterr().out.split())
     record = json.loads((turned / "conversion.json").read_text("utf-8"))
+    weights = load_file(turned / "model.safetensors").values()
+    assert {weight.dtype for weight in weights} == {torch.bfloat16}
     exact, rounded = record["measures"]
     assert exact["relative"] < 1e-5
     assert rounded["relative"] > 1e-3
@@ -80,11 +70,6 @@ def test_a_rounded_model_is_measured_as_it_is_written(half, tmp_path, capsys):
     with torch.no_grad():
         apart = (ours(ids).logits - theirs(ids).logits).norm() / theirs(ids).logits.norm()
     assert float(apart) == pytest.approx(rounded["relative"], rel=0.7)
-    words = ("--prefix", "a", "--rotate", "residual", "--length", "24", "--windows", "2")
-    assert call("convert", half, tmp_path / "prefixed", *words) == 0
-    assert "of their size as rounded to bfloat16" in capsys.readouterr().out
-    record = json.loads((tmp_path / "prefixed/conversion.json").read_text("utf-8"))
-    assert record["prefix"]["relative"] > 1e-3
     sas = preset("sas", hidden_size=36, num_attention_heads=9, num_hidden_layers=2, vocab_size=300)
     model = ClearheadForCausalLM(sas)
     for parameter in model.parameters():
@@ -218,3 +203,26 @@ def test_the_commands_of_the_page_on_repair_work_as_written(llama, text, tmp_pat
     ids = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.allclose(granite(ids).logits, sink(ids).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["transformer", "differential"])
+def test_the_three_numbers_are_those_of_the_other_verbs(name):
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = ClearheadForCausalLM(preset(name, **shape)).eval()
+    windows = list(torch.randint(0, 64, (2, 24)))
+    numbers = three_numbers(model, windows)
+    measures = {
+        (one["metric"], one.get("map")): one["value"]
+        for one in diagnose(model, windows, batch_size=1).measures
+        if "layer" not in one
+    }
+    map_name = "difference" if name == "differential" else "softmax"
+    assert numbers["sink"] == pytest.approx(measures["first_token_argmax_share", map_name])
+    top, median = (measures[f"hidden_{one}", None] for one in ("top_1", "median"))
+    assert numbers["largest_state"] == pytest.approx(top / median)
+    texts = Texts(windows=windows)
+    full, rounded = (cost(model, one, texts).perplexity for one in (None, scheme("w8a8-coarse")))
+    assert full
+    assert rounded
+    assert numbers["eight_bits"] == pytest.approx(rounded / full - 1)

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tests_architectures import takes_adapters
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from clearhead.lab import prefixes
 from clearhead.lab.prefixes import sample
 from clearhead.models import rotated
 
-from .conftest import call, refusal, rewritten, saved
+from .conftest import call, lines_of, refusal, rewritten, saved, saved_llama
 
 
 def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, capsys):
@@ -107,7 +108,7 @@ def test_a_searched_prefix_is_that_of_the_model_as_it_was_given(llama, text, tmp
     loud = scaled(llama, "loud", {"lm_head": 1e-3, "v_proj": 20})
     still = scaled(loud, "still", {"o_proj": 0})  # no token changes another's state
     said = refusal(capsys, "convert", still, tmp_path / "none", *words)
-    assert "without raising perplexity: give one" in said
+    assert "without raising perplexity" in said
     tried = []
     for name, more in (("made", ()), ("turned", ("--rotate", "residual", "down"))):
         assert call("convert", loud, tmp_path / name, *words, *more) == 0
@@ -131,20 +132,16 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
     said = refusal(capsys, "convert", llama, made, "--rotate", "down", "--learn-rotation")
     assert "no effect without --rotate residual" in said
     for words, said in (
-        (("--to", "gated", "sink"), "the presets gated and sink: give one"),
+        (("--to", "gated", "sink"), "--to takes one preset"),
         (("--to", "hidden_size=12"), "hidden_size is a size"),
-        (("--to", "sink", "--prefix", "a"), "--to asks for 'sink': give one"),
+        (("--to", "sink", "--prefix", "a"), "is for normalizer='softmax', not 'sink'"),
         (("--prefix", ""), "the prefix '' has 0 tokens: give 1 to 64"),
-        (("--prefix", "attention " * 70), "tokens: give 1 to 64"),
-        (("--prefix", "zq" * 32), "leaves no room for a text within 64 positions"),
+        (("--prefix", "zq" * 32), "leaves no text in 64 positions"),
         (("--prefix", "auto", "--equalise", *read), "give --rotate down too"),
-        (("--prefix", "auto"), "give --calibrate TEXT"),
         (("--sink-logit", "0"), "a model keeps its own"),
-        (("--to", "xsa", *read), "stay as they are: give --to sink"),
-        (("--to", "maps=differential"), "num_attention_heads=9 is odd"),
-        (("--to", "sink", "--calibrate", str(tmp_path / "no")), "no such file"),
-        (("--to", "sink", "--calibrate", short, *long), "too few for two windows of 64: give"),
-        (("--to", "gated", "--text", short, *long), "too few for a window of 64: give more text"),
+        (("--to", "xsa", *read), "a model keeps its own"),
+        (("--to", "sink", "--calibrate", short, *long), "too few for 2 of 64: give"),
+        (("--to", "gated", "--text", short, *long), "too few for 1 of 64: give more text"),
     ):
         assert said in refusal(capsys, "convert", llama, made, *words, *turned)
     assert call("convert", llama, tmp_path / "normed", "--to", "norm=layernorm") == 0
@@ -180,10 +177,55 @@ def test_a_calibration_never_replaces_a_prefix(llama, text, tmp_path, capsys):
     words = ("--calibrate", str(text), "--length", "24", "--windows", "2")
     for to in ("mlp_rotation=hadamard", "key-value"):
         said = refusal(capsys, "convert", prefixed, made, "--to", to, *words)
-        assert "--calibrate would replace the keys and values that this model has" in said
+        assert "--calibrate would replace the keys and values of this model" in said
         assert not made.exists()
     words = ("--text", str(text), "--length", "24", "--windows", "2")
     assert call("convert", prefixed, made, "--to", "mlp_rotation=hadamard", *words) == 0
     weights = [load_file(one / "model.safetensors") for one in (prefixed, made)]
     name = "model.layers.0.self_attn.normalizer.key_bias"
     assert torch.equal(weights[0][name], weights[1][name])
+
+
+# A model with a prefix, in other verbs
+
+KEYS = "model.layers.0.self_attn.normalizer.key_bias"
+
+
+@pytest.fixture(scope="module")
+def plain(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.3}
+    return saved_llama(tmp_path_factory.mktemp("plain"), tokenizer, **shape)
+
+
+@pytest.fixture(scope="module")
+def prefixed(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prefixed") / "model"
+    assert call("convert", plain, folder, "--prefix", "key") == 0
+    return folder
+
+
+def test_a_prefix_is_evaluated_at_every_length_and_in_sliding_windows(prefixed, windows, tmp_path):
+    records = str(tmp_path / "records.jsonl")
+    tasks = ["--tasks", "perplexity", "passkey", "--lengths", "256", "--passkey.trials", "2"]
+    common = [*windows[: windows.index("--data.validation") + 2], "--records", records]
+    words = [*tasks, "--tokens", "512", *common]
+    assert call("eval", prefixed, *words) == 0
+    slid = ["--perplexity.text", "stream", "--perplexity.stride", "32", "--lengths", "64"]
+    assert call("eval", prefixed, *slid, "--tokens", "256", *common) == 0
+    cells = [line for line in lines_of(tmp_path) if line["kind"] == "cell"]
+    assert [(one["task"], one["at"]["length"]) for one in cells if one["task"] == "perplexity"] == [
+        ("perplexity", 256),
+        ("perplexity", 64),
+    ]
+    depths = {one["at"]["depth"] for one in cells if one["task"] == "passkey"}
+    assert len(depths) > 1
+
+
+@pytest.mark.parametrize("more", [[], ["--train.lora", "2"], ["--train.document-masks"]])
+def test_a_prefix_is_trained_on(prefixed, going_on, more, tmp_path):
+    if more[:1] == ["--train.lora"] and not takes_adapters():
+        pytest.skip("no PEFT that this transformers takes")
+    assert call("train", "--from", prefixed, *more, *going_on, "--output", tmp_path / "run") == 0
+    start = load_file(prefixed / "model.safetensors")[KEYS]
+    final = load_file(tmp_path / "run/final/model.safetensors")[KEYS]
+    assert torch.equal(start, final) == (more[:1] == ["--train.lora"])

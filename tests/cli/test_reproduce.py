@@ -20,7 +20,7 @@ from clearhead.models import plan, preset
 from clearhead.papers.claims import CLAIMS
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.requests import EXPERIMENTS, chosen, parameters
-from clearhead.papers.study import Experiment, Study, evaluate, written
+from clearhead.papers.study import Experiment, Study, evaluate
 from clearhead.report import load
 
 from .conftest import call, refusal
@@ -52,11 +52,6 @@ def test_jobs_have_places_of_their_own_and_go_to_other_processes(name, scale, tm
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("rate", ["1e-3", "1.6e-2", "7.5e-4", "5e-4", "1e0", "3e1"])
-def test_a_rate_is_written_as_folders_have_it(rate):
-    assert written(float(rate)) == rate
-
-
 def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path, capsys):
     quantised = tmp_path / "fp8"
     LlamaConfig(quantization_config={"quant_method": "fp8"}).save_pretrained(quantised)
@@ -71,18 +66,12 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
     ("words", "said"),
     [
         ((), "give a claim, a family, an experiment or all"),
-        (("encodes",), "did you mean encoders"),
         (("blocks", "--only", "sass"), "'sass' names none of the arms, which are transformer, "),
         (("encoders", "--questions", "rta"), "none of the questions, which are rte, banking77"),
-        (("encoders", "--only", "*rope*", "--questions", "rte"), "questions, which are none"),
-        (("blocks", "--jobs", "0"), "jobs is 0: give a whole number of at least 1"),
         (("blocks", "--from", "my-model"), "no effect on transformer, which begins anew"),
         (("retrofit", "--scale", "paper"), "unknown scale of retrofit 'paper'"),
         (("diff/table22",), "did you mean diff/table2"),
-        (
-            ("coca/bidirectional", "--scale", "paper"),
-            "coca/bidirectional has no arms at paper, but at tiny, small",
-        ),
+        (("coca/bidirectional", "--scale", "paper"), "coca/bidirectional has no arms at paper"),
     ],
 )
 def test_requests_that_nothing_decides_are_refused(words, said, capsys):

@@ -25,14 +25,11 @@ def test_saved_and_opened_again(llama, windows, tmp_path, capsys, scheme):
     assert "20 of 20 prompts continued as simulated" in " ".join(shown.out.split())
     assert "it/s" not in shown.err
     assert figures["saved_perplexity"] == pytest.approx(figures["simulated_perplexity"], rel=1e-3)
-    ways = [json.loads((one / "generation_config.json").read_text()) for one in (llama, out)]
-    assert ways[0] == ways[1]
     assert figures["versions"]["compressed-tensors"]
     assert "model.safetensors" in manifest.verify(out, advice="")["files"]
     assert "exists" in refusal(capsys, *words, "--scheme", scheme)
     assert "already quantised" in refusal(capsys, "quantize", out, *windows)
     assert call("generate", out, "attention", "--tokens", "3") == 0
-    assert call("diagnose", out, *windows[:2], "--windows", "2", "--output", tmp_path / "d") == 0
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["with code", "a turned Llama"])
@@ -68,7 +65,6 @@ def test_requests_that_cannot_be_met(llama, model, windows, tmp_path, capsys):
         ((*served, llama, "--scheme", "kv8"), "cannot say kv8: choose w8a8-token"),
         ((*served, llama), "found 1 and none"),
         ((*served, llama, "--scheme", "w8a8-token", "w8a8-static"), "found 1 and 2"),
-        ((*served, llama, model, "--scheme", "w8a8-token"), "found 2 and 1"),
         ((*served, llama, "--scheme", "w8a8-token", "--page", "p"), "--page has no effect"),
         ((*served, model, "--scheme", "w8a8-token"), "--for serving` makes"),
         ((*served, llama, "--scheme", "w4a16-group"), "no whole groups of 128"),
@@ -99,15 +95,11 @@ def test_a_repaired_model_is_deployed_reloaded_and_generates(tokenizer, windows,
     shown, said = capsys.readouterr()
     assert "Writing model shards" not in said
     assert "loaded and run by a new process" in shown
-    shown = " ".join(shown.split())
     figures = json.loads((few / "quantization.json").read_text("utf-8"))
     assert figures["form"] == FORM[1]
     assert figures["bytes"] == (few / "model.safetensors").stat().st_size
     assert figures["bytes"] < figures["bfloat16_bytes"]
-    assert figures["tokens_per_second"] > 0
     assert figures["perplexity"] == pytest.approx(figures["bfloat16_perplexity"], rel=0.05)
-    assert f"{figures['bytes']:,} bytes, " in shown
-    assert f"in bfloat16 {figures['bfloat16_bytes']:,} bytes, " in shown
     suffixes = {path.suffix for path in few.iterdir()}
     assert suffixes <= {".json", ".safetensors", ".py", ".jinja"}  # nothing pickled
     assert "Int8Tensor" in _header(few / "model.safetensors")
@@ -115,10 +107,8 @@ def test_a_repaired_model_is_deployed_reloaded_and_generates(tokenizer, windows,
     assert {"model.safetensors", "quantization.json"} <= sealed.keys()
     # It generates, and is not quantised again.
     assert call("generate", few, "attention", "--tokens", "3") == 0
-    assert "already quantised (torchao)" in refusal(capsys, "quantize", few, *windows)
     again = (*FORM, "--output", tmp_path / "again")
-    assert "already quantised" in refusal(capsys, "quantize", few, *windows, *again)
-    assert "exists" in refusal(capsys, "quantize", model, *options)
+    assert "already quantised (torchao)" in refusal(capsys, "quantize", few, *windows, *again)
 
 
 def test_what_is_not_deployed(model, windows, tmp_path, capsys, tokenizer, monkeypatch):

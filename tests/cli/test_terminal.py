@@ -41,8 +41,6 @@ def test_text_that_is_the_result_reaches_a_pipe_as_it_is(screen, written, monkey
     ("name", "run"),
     [
         ("optimizers.jsonl", "transformer · adamw"),
-        ("long-context.jsonl", "transformer"),
-        ("signal.jsonl", "transformer at the start"),
         ("quantization.jsonl", "transformer+adamw-seed0"),
     ],
 )
@@ -62,12 +60,8 @@ def test_names_in_records_are_shown_in_tables(name, run, tmp_path, capsys):
     [
         [HOSTILE],
         ["plan", HOSTILE],
-        ["plan", f"--{HOSTILE}"],
         ["plan", "--set", HOSTILE],
-        ["report", f"{HOSTILE}.jsonl"],
-        ["generate", HOSTILE],
         ["eval", f"/{HOSTILE}/{HOSTILE}"],
-        ["train", "--data.data", f"{HOSTILE}.txt"],
         ["train", "--train.tokens", HOSTILE],
     ],
 )
@@ -106,13 +100,10 @@ except BaseException as error:
     [
         ("clearhead plan --help >&-", 0, b""),
         ("clearhead --help >&- 2>&- <&-", 0, b""),
-        ("clearhead nothing >&-", 2, b"clearhead: unknown verb"),
         ("clearhead nothing 2>&-", 2, b""),
         ("clearhead --help > /dev/full", 2, b"clearhead: No space left on device\n"),
-        ("clearhead plan --help > /dev/full", 2, b"clearhead: No space left on device\n"),
         ("clearhead --help | true; exit ${PIPESTATUS[0]}", 0, b""),
         ("LC_ALL=POSIX PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 clearhead train --help", 0, b""),
-        ("PYTHONIOENCODING=latin-1 clearhead --help", 0, b""),
         ("clearhead plan --import swallows", 130, b"clearhead: interrupted\n"),
     ],
 )

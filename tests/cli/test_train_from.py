@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.report import load
 
-from .conftest import call, changed, lines_of, record_of, refusal, rewritten, saved, weights_of
+from .conftest import call, changed, lines_of, refusal, rewritten, saved, weights_of
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
     assert call("train", "--resume", cut) == 0
     assert "Writing model shards" not in capsys.readouterr().err
     assert weights_of(cut) == weights_of(whole)
-    record = record_of(whole)
+    record = json.loads((whole / "run.json").read_text("utf-8"))
     assert record["description"]["from"]["name"] == str(source)
     assert record["config"]["learning_rate"] == 3e-5
     model = AutoModelForCausalLM.from_pretrained(whole / "final")
@@ -52,10 +52,7 @@ def test_any_model_goes_on_and_a_stopped_run_ends_in_the_same_bits(
         for alone in (next((whole / "checkpoints").iterdir()), whole / "final/adapter"):
             said = refusal(capsys, "generate", alone, "key")
             assert "open RUN/final, where they are merged" in said
-    # The model of the run is one for every verb, and for another run.
     assert call("generate", whole, "key", "--tokens", "2") == 0
-    again = ["train", "--from", str(whole), *going_on, "--output", str(tmp_path / "again")]
-    assert call(*again) == 0
 
 
 def test_adapters_of_other_weights_are_not_gone_on_with(
@@ -130,7 +127,6 @@ def test_sinks_too_low_to_be_trained_are_said(source, going_on, tmp_path, capsys
         (
             (["train", "sink", *out], True),
             (["train", "sink", *annealed, *out], False),
-            (["train", "sink", "--train.freeze", "*.normalizer.*", *out], False),
             (["compare", "gated", "sink", *measured, *out], True),
         )
     ):
@@ -156,13 +152,11 @@ def test_what_cannot_go_on_is_refused_in_a_line(
     out = ["--output", str(tmp_path / "run")]
     for words, said in (
         (["--from", str(source), "--data.vocabulary", "400"], "data.vocabulary has no effect"),
-        (["--from", str(source), "--set", "hidden_size=8"], "hidden_size is a size of the model's"),
-        (["--from", str(tmp_path / "none")], "cannot load a model from"),
         (["--from", str(short)], "windows of 16 tokens are more than the 8 positions of"),
         (["key-value", "--from", str(full)], "the 15 positions of"),
         (["gated", "--from", str(source), "--train.only", "x"], "the pattern 'x' decides no"),
         (["--from", source, "--train.document-masks"], "LlamaForCausalLM takes no document_ids"),
-        (["--from", str(larger)], "restore the one it was trained with, or give the model rows"),
+        (["--from", str(larger)], "restore its own"),
     ):
         assert said in refusal(capsys, "train", *words, *going_on, *out), words
     assert not (tmp_path / "run").exists()

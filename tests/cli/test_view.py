@@ -1,6 +1,5 @@
 """clearhead view from end to end."""
 
-import gzip
 import json
 import re
 from functools import partial
@@ -40,35 +39,11 @@ def _tokens(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["a.txt", "a.txt.gz", "a.tex", "a.jsonl", "a.jsonl.gz", "folder", "~/a.txt", "caf\udce9.txt"],
-)
-def test_a_text_is_read_by_the_rules_of_data(name, gpt2, tmp_path, monkeypatch):
-    """A BOM is no text, whatever holds it."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    text, page = "to be or not\n", tmp_path / "page.html"
-    path = tmp_path / name.removeprefix("~/")
-    content = text if ".jsonl" not in name else json.dumps({"text": text})
-    if name == "folder":
-        path = path / "deep" / "a.md"
-        path.parent.mkdir(parents=True)
-    packed = gzip.compress if name.endswith(".gz") else bytes
-    path.write_bytes(packed(b"\xef\xbb\xbf" + content.encode()))
-    given = name if name.startswith("~") else tmp_path / name
-    assert _call(gpt2, "--text", given, "--output", page) == 0
-    read = _tokens(page)
-    assert _call(gpt2, "--text", text, "--output", page) == 0
-    assert read == _tokens(page)
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("a", "b", "c"), "one model or two side by side; found 3"),
         (("x", "--text", "missing.txt"), "missing.txt: no such file or folder: give an existing"),
-        (("nowhere/model",), "cannot load a model from 'nowhere/model'"),
         (("x", "--tokens", "1"), "tokens is 1: give a whole number of at least 2"),
-        ((), "view needs one or more models"),
     ],
 )
 def test_requests_that_cannot_be_met(capsys, words, message):

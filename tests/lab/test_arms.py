@@ -28,11 +28,6 @@ def test_presets_times_values_in_order():
     assert last.folder == "softmax1+orthoadam+num_hidden_layers=3"
 
 
-def test_without_changes_an_arm_is_its_preset():
-    arms = CompareConfig(presets=("transformer", "gpt2")).arms
-    assert [(arm.name, arm.folder) for arm in arms] == [("transformer",) * 2, ("gpt2",) * 2]
-
-
 def test_folders_are_safe_and_apart():
     names = ["a · b", "a+b", "a b", "a=b", "a/b", "a\\b", "x" * 200, "x" * 201, "é", ".."]
     folders = [
@@ -55,16 +50,11 @@ def test_folders_are_safe_and_apart():
         ({"vary": {"train.optimiser": ("sgd",)}}, "did you mean train.optimizer"),
         ({"vary": {"normaliser": ("softmax",)}}, "did you mean normalizer"),
         ({"vary": {"train.optimizer": ("adamv",)}}, "did you mean adamw"),
-        ({"vary": {"norm": ("rmsnrm",)}}, "did you mean rmsnorm"),
-        ({"vary": {"train.learning_rate": ("high",)}}, "give a number above 0"),
         ({"vary": {"hidden_size": (1.5,)}}, "hidden_size is 1.5: give a whole number"),
         ({"vary": {"train.seed": (0, 1)}}, "unknown key to vary 'train.seed'"),
-        ({"vary": {"train.epsilon": (1e-8, 0.00000001)}}, "are the same model"),
         ({"set": {"nrm": "rmsnorm"}}, "did you mean norm"),
-        ({"vary": {"normalizer": ("softmax", "softmax1")}}, "are the same model"),
         ({"vary": {"train.rotation": ("haar",)}}, "adamw does not read it"),
         ({"measure_every": 2.5}, "measure_every is 2.5: give a fraction"),
-        ({"measure_every": -1}, "whole number of steps"),
         ({"measure_every": 3, "train": TrainConfig(log_every=2)}, "multiple of train.log_every"),
     ],
 )

@@ -31,7 +31,13 @@ VERBS = {
     "plan": "memory, FLOPs and time of a training run",
     "bench": "speed, as ratios to named peers in one run",
 }
+USAGE = """clearhead: four repairs of the Transformer, to build, train, measure and compare
 
+usage: clearhead VERB [options]     (clearhead VERB --help lists a verb's options)
+
+{}
+
+--import PACKAGE, with any verb, imports mechanisms and presets of your own first"""
 
 # transformers imports torchao where it is installed, and torchao logs what the machine lacks.
 for _chatty in ("torchao", "torch.utils._pytree"):
@@ -74,7 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(words: list[str]) -> Any:
     words = extensions.taken_from(words)
     if not words or words[0] in ("-h", "--help"):
-        terminal.show(_usage())
+        verbs = "\n".join(f"  {verb:9}  {summary}" for verb, summary in VERBS.items())
+        terminal.show(USAGE.format(verbs))
         return 0 if words else 2
     if words[0] == "--version":
         from clearhead import __version__
@@ -83,23 +90,18 @@ def _run(words: list[str]) -> Any:
         return 0
     verb = choose("verb", words[0], VERBS)
     if verb != "train" and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ClearheadError(
-            f"{verb} runs in one process: start it without torchrun, which serves train"
-        )
+        raise ClearheadError(f"{verb} runs in one process: start it without torchrun")
     keep_freed_memory()
     try:
         module = importlib.import_module(f"clearhead.cli.{verb}")
-        return module.run(_command(module, words[1:]))
+        from clearhead.cli.options import parse, said_once
+
+        with said_once():
+            default = module.default(words[1:]) if hasattr(module, "default") else None
+            command = parse(module, words[1:], default=default)
+        return module.run(command)
     except SystemExit as stop:  # of help
         return stop.code
-
-
-def _command(verb: Any, words: list[str]) -> Any:
-    from clearhead.cli.options import parse, said_once
-
-    with said_once():
-        default = verb.default(words) if hasattr(verb, "default") else None
-        return parse(verb, words, default=default)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -116,19 +118,3 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _fail(message: str, *, code: int = 2) -> int:
     print(terminal.printable(f"clearhead: {' '.join(message.split())}"), file=sys.stderr)
     return code
-
-
-def _usage() -> str:
-    width = max(map(len, VERBS))
-    lines = [f"  {verb:{width}}  {summary}" for verb, summary in VERBS.items()]
-    return "\n".join(
-        [
-            "clearhead: four repairs of the Transformer, to build, train, measure and compare",
-            "",
-            "usage: clearhead VERB [options]     (clearhead VERB --help lists a verb's options)",
-            "",
-            *lines,
-            "",
-            "--import PACKAGE, with any verb, imports mechanisms and presets of your own first",
-        ]
-    )

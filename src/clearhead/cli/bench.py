@@ -10,7 +10,6 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tyro.conf import Positional
 
@@ -37,7 +36,10 @@ class Command:
 
 
 def run(command: Command) -> int:
-    benchmarks = _benchmarks()
+    if not (CHECKOUT / "benchmarks" / "__init__.py").is_file():  # as in a wheel
+        raise ClearheadError("benchmarks are not part of an installed clearhead: clone it")
+    sys.path.insert(0, str(CHECKOUT))
+    benchmarks = importlib.import_module("benchmarks")
     names = [choose("benchmark", name, benchmarks.BENCHES) for name in command.names]
     for bench in map(benchmarks.find, names):
         for result in bench(command.rounds):
@@ -50,15 +52,3 @@ def run(command: Command) -> int:
             if command.output is not None:
                 jsonl.append(command.output, result.record())
     return 0
-
-
-def _benchmarks() -> Any:
-    """The package `benchmarks` beside `src`, which no wheel has."""
-    if not (CHECKOUT / "benchmarks" / "__init__.py").is_file():
-        raise ClearheadError(
-            "benchmarks are not part of an installed clearhead: clone its repository, and there "
-            "run `pip install --editable .`, then `clearhead bench`"
-        )
-    if str(CHECKOUT) not in sys.path:
-        sys.path.insert(0, str(CHECKOUT))
-    return importlib.import_module("benchmarks")

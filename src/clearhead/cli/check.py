@@ -42,31 +42,24 @@ class Command(OpensModels):
 def run(command: Command) -> int:
     """Print a line for each implementation; return 1 if any is wrong, else 0."""
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
+    from clearhead.lab.runs import load_model, new_model
+    from clearhead.models import preset
+    from clearhead.models.loading import best_device
 
-    model = _opened(command)
-    how: dict[str, Any] = {"dtype": DTYPES[command.dtype], "compile": command.compile}
-    how |= {"timed": command.timed, "seed": command.seed}
-    results = check_attention(model, command.attention, **how)
+    if command.model.startswith(FRESH):
+        config = preset(command.model.removeprefix(FRESH), **command.set)
+        model = new_model(config).to(best_device())
+    elif command.set:
+        raise ClearheadError("--set has no effect on a trained model: check init:NAME")
+    else:
+        kinds, trust = ("causal", "masked"), command.trust_remote_code
+        model, _ = load_model(command.model, kinds, trust_remote_code=trust)
+    how: Any = {name: getattr(command, name) for name in ("compile", "timed", "seed")}
+    results = check_attention(model, command.attention, dtype=DTYPES[command.dtype], **how)
     if all(one.lacks for one in results):
         names = ", ".join(one.name for one in results)
-        raise ClearheadError(
-            f"none of {names} loads here ({results[0].lacks}): give --attention another, such as "
-            "eager or sdpa"
-        )
+        raise ClearheadError(f"none of {names} loads here ({results[0].lacks}): try eager or sdpa")
     show(f"{type(model).__name__} in {command.dtype}, beside eager attention in float64")
     for line in in_words(results):
         show(line)
     return int(any(one.wrong for one in results))
-
-
-def _opened(command: Command) -> Any:
-    from clearhead.lab.run_setup import load_model, new_model
-    from clearhead.models import preset
-    from clearhead.models.loading import best_device
-
-    if not command.model.startswith(FRESH):
-        if command.set:
-            raise ClearheadError("--set has no effect on a trained model: check init:NAME")
-        kinds, trust = ("causal", "masked"), command.trust_remote_code
-        return load_model(command.model, kinds, trust_remote_code=trust)[0]
-    return new_model(preset(command.model.removeprefix(FRESH), **command.set)).to(best_device())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.metavars import Model, OpensModels
-from clearhead.terminal import show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +37,9 @@ def run(command: Command) -> int:
 
 
 def write_demo(found: dict[str, Path], path: Path) -> None:
-    """Write the page of the records that `run_demo` returns; print its first table and verdict."""
-    from clearhead.cli.publishing import print_page
-    from clearhead.records.files import write_text
+    """Show the page of the records that `run_demo` returns."""
+    from clearhead.cli.publishing import show_page
     from clearhead.records.loading import load
-    from clearhead.report import render
     from clearhead.report.demo import page
 
-    shown = page(*map(load, found.values()))
-    write_text(path, render(shown))
-    print_page(shown)
-    show(f"page: {path}")
+    show_page(page(*map(load, found.values())), path)

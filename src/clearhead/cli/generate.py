@@ -15,6 +15,9 @@ from clearhead.metavars import Model, OpensModels, Text
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
+Temperature = Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)]
+Probability = Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
@@ -26,12 +29,10 @@ class Command(OpensModels):
     """The text to continue; empty starts a document."""
     tokens: Count = 100
     """Largest number of new tokens."""
-    temperature: Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)] = (
-        0.8
-    )
+    temperature: Temperature = 0.8
     """0 takes the likeliest token each time. Penalties and beams of the model's own
     generation_config are left out."""
-    top_p: Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)] = 0.95
+    top_p: Probability = 0.95
     """Sample from the likeliest tokens that hold this share of the probability."""
     seed: int = 0
     """Seed of the sampling."""
@@ -40,35 +41,26 @@ class Command(OpensModels):
 def run(command: Command) -> int:
     import torch
 
-    from clearhead.lab.run_setup import load_model
+    from clearhead.lab.runs import load_model
     from clearhead.models.inspection import check_tokens, finite, generating_plainly, longest_text
 
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
     ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
-    if tokenizer.bos_token_id is not None:
-        ids = [tokenizer.bos_token_id, *ids]
+    ids = [*([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]), *ids]
     if not ids:
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
-    check_tokens(model, torch.tensor(ids))
-    limit = longest_text(model)
+    prompt, limit = torch.tensor([ids], device=model.device), longest_text(model)
+    check_tokens(model, prompt)
+    # The last token is not read again.
     if limit is not None and command.tokens > (room := limit + 1 - len(ids)):
         advice = f"ask for {room} at most" if room > 0 else "shorten the prompt"
-        raise ClearheadError(  # the last token is not read again
-            f"a prompt of {len(ids)} tokens and {command.tokens} more do not fit the {limit} "
-            f"positions that this model has learned: {advice}"
-        )
+        raise ClearheadError(f"the model has {limit} learned positions: {advice}")
     torch.manual_seed(command.seed)
-    sampling: dict[str, Any] = {"do_sample": command.temperature > 0}
+    options: dict[str, Any] = {"max_new_tokens": command.tokens, "logits_processor": [finite]}
+    options |= {"do_sample": command.temperature > 0, "pad_token_id": tokenizer.pad_token_id}
     if command.temperature > 0:
-        sampling |= {"temperature": command.temperature, "top_p": command.top_p, "top_k": 0}
-    prompt = torch.tensor([ids], device=model.device)
-    out = generating_plainly(model).generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=command.tokens,
-        pad_token_id=tokenizer.pad_token_id,
-        logits_processor=[finite],
-        **sampling,
-    )
+        options |= {"temperature": command.temperature, "top_p": command.top_p, "top_k": 0}
+    options["attention_mask"] = torch.ones_like(prompt)
+    out = generating_plainly(model).generate(prompt, **options)
     write(tokenizer.decode(out[0], skip_special_tokens=True))
     return 0

@@ -51,16 +51,18 @@ def _list(kind: Any = None, *rest: Any) -> Any:
         return None
     called = [one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar")]
     item = called[0] if called else _PATH if bare is Path else None
+
+    def read(words: list[str]) -> tuple[Any, ...]:
+        if bare in (int, float):
+            return tuple(bare(one) for word in words for one in word.split(",") if one)
+        return tuple(item.instance_from_str([word]) if item else word for word in words)
+
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar=f"{item.metavar if item else bare.__name__.upper()} ...",
-        instance_from_str=lambda words: (
-            tuple(bare(one) for word in words for one in word.split(",") if one)
-            if bare in (int, float)
-            else tuple(item.instance_from_str([word]) if item else word for word in words)
-        ),
+        instance_from_str=read,
         is_instance=lambda value: (
-            isinstance(value, tuple) and all(isinstance(one, bare) for one in value)
+            isinstance(value, tuple) and all(isinstance(x, bare) for x in value)
         ),
         str_from_instance=lambda value: list(map(str, value)),
     )
@@ -88,16 +90,8 @@ def _optional(kinds: tuple[Any, ...], markers: Any) -> Any:
 
 
 def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
-    """Read `words` into the `Command` of a verb; tyro prints help, and its errors are one line.
-
-    A list follows one flag, `--seeds 0 1 2`; a nested setting has a dotted one,
-    `--train.tokens 1000000`. Numbers are held to the ranges that the Command declares.
-
-    Args:
-        verb: module of `clearhead.cli`, whose docstring the help begins with.
-        words: words after the verb.
-        default: instance whose values replace the defaults of the Command.
-    """
+    """Read the `words` after a verb into the `Command` of its module, whose docstring the help
+    begins with; `default` is an instance whose values replace the Command's defaults."""
     name = verb.__name__.rpartition(".")[2]
     options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
     _check_once(options)
@@ -166,28 +160,21 @@ def _one_line(box: str) -> str:
 def _check_once(words: Sequence[str]) -> None:
     """Refuse an option given twice, since only its last values would count."""
     seen = set[str]()
-    for word in words:
-        if not word.startswith("--"):
-            continue
-        option, name = _spelt(word), name_of(word)
-        if name in seen:
-            raise ClearheadError(f"{option} is given twice: give it once, with all of its values")
+    for word in (word for word in words if word.startswith("--")):
+        # --no-x and --train.no-x set the same as --x and --train.x.
+        if (name := re.sub(r"(--|\.)no-", r"\1", _spelt(word))) in seen:
+            raise ClearheadError(f"{_spelt(word)} is given twice: give it once")
         seen.add(name)
 
 
-def _check_values(words: Sequence[str], found: Any) -> None:
+def _check_values(words: Sequence[str], command: Any) -> None:
     """Refuse an option of several values that stands without any, where that changes nothing."""
     for word, following in pairwise([*words, "--"]):
         if word.startswith("--") and following.startswith("--"):
             *places, name = _spelt(word)[2:].replace("-", "_").split(".")
-            owner = reduce(getattr, places, found)
+            owner = reduce(getattr, places, command)
             if getattr(owner, name, None) in ((), {}) and not getattr(type(owner), name, ()):
                 raise ClearheadError(f"{word} is given without a value: give one or leave it out")
-
-
-def name_of(word: str) -> str:
-    """The option that a word sets: --no-x and --train.no-x set the same as --x and --train.x."""
-    return re.sub(r"(--|\.)no-", r"\1", _spelt(word))
 
 
 def _spelt(word: str) -> str:

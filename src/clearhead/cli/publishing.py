@@ -17,23 +17,21 @@ def publish(
     title: str = "",
     lines: Sequence[Line] | None = None,
 ) -> int:
-    """Write the page of the files' records to `output` if given, print its first table and verdict;
-    return as `print_page`. `lines`: the records to show, where the files hold others too."""
+    """Show the page of the files' records, or of `lines` where the files hold others too."""
     with trusted(*files):
-        page = page_of(load(files) if lines is None else parse(lines), title)
+        return show_page(page_of(load(files) if lines is None else parse(lines), title), output)
+
+
+def show_page(page: Page, output: Path | None = None) -> int:
+    """Write a page to `output` if given, and print its first table and verdict; return the exit
+    status, 1 for numbers not finite."""
     if output is not None:
         write_text(output, render(page))
-    status = print_page(page)
-    if output is not None:
-        show(f"page: {output}")
-    return status
-
-
-def print_page(page: Page) -> int:
-    """Print a page's first table and verdict; return the exit status, 1 for numbers not finite."""
     out = console()
     for part in to_console(page, out.width):
         out.print(part)
     if not page.records.finite:
         say("clearhead: some numbers are not finite")
+    if output is not None:
+        show(f"page: {output}")
     return int(not page.records.finite)

@@ -22,6 +22,5 @@ def run(command: Command) -> int:
 
     with Line(unit="cell") as work:
         lines = measure(command, work=work)
-    if command.records is None:
-        return publish([], command.page, title=command.title, lines=lines)
-    return publish([command.records], command.page, title=command.title)
+    files = [command.records] if command.records else []
+    return publish(files, command.page, title=command.title, lines=None if files else lines)

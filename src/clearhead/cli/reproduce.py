@@ -7,55 +7,11 @@ examples:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tyro.conf import Positional
-
-from clearhead.lab.configs import Base
-from clearhead.metavars import Experiment, File, Pattern, Source
-from clearhead.ranges import Count, Natural
+from clearhead.lab.configs import ReproduceConfig as Command
 from clearhead.terminal import say, show, write
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """Claims or experiments, and their scale."""
-
-    seeds: tuple[Natural, ...] = ()
-    """Seeds, in place of the experiment's own."""
-    tokens: Count | None = None
-    """Tokens of every training, in place of the experiment's own."""
-    only: tuple[Pattern, ...] = ()
-    """Arms to run, by name or pattern, such as "sas*"; by default all of the experiment."""
-    questions: tuple[Pattern, ...] = ()
-    """Measurements of each model, by name or pattern, such as banking77; by default all of the
-    experiment. On a machine without network, leave out those that need the hub."""
-    base: Base = None
-    """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
-    data: tuple[Source, ...] = ()
-    """Sources of the training text, in place of the experiment's own."""
-    test_data: tuple[Source, ...] = ()
-    """Sources of the evaluations' text, read whole, in place of the experiment's own text (or only
-    of its text from the hub, if it has some)."""
-    names: Positional[tuple[Experiment, ...]] = ()
-    """Claims (diff/table2), all claims of a family (diff), experiments (blocks), or all; --list
-    prints them."""
-    list: bool = False
-    """Print every claim with the experiment that decides it, and every experiment with its cost at
-    the scale."""
-    judge: tuple[File, ...] = ()
-    """Records to judge the claims by; nothing is run. --output names the book (Markdown)."""
-    scale: Literal["tiny", "small", "paper"] = "tiny"
-    """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
-    recipe, with a GPU for each of --jobs. clearhead plan --recipes prints commands that train one
-    model on several GPUs."""
-    output: Path | None = None
-    """Folder for all results; by default runs/EXPERIMENT-SCALE. The same command
-    goes on where it stopped, and claims of one experiment share its runs."""
-    jobs: Count = 1
-    """Jobs that run at once, each with its share of the CPU's threads and on the least used GPU."""
 
 
 def run(command: Command) -> int:
@@ -103,8 +59,8 @@ def _list(scale: str) -> None:
         return f"at {scale} {cost(arms, scale)}" if arms else f"not at {scale}"
 
     for one in CLAIMS:
-        costs = bill(arms_for(one, scale))
-        write(f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {costs}]")
+        names, costs = ", ".join((one.name, *one.also)), bill(arms_for(one, scale))
+        write(f"{names}: {one.says} [{one.study}, {costs}]")
     for each in EXPERIMENTS.values():
         where = f"{each.paper}; {', '.join(each.scales)}; {bill(arms_of(each.name, scale))}"
         write(f"{each.name}: {each.about} {where}")

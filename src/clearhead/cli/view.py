@@ -46,20 +46,20 @@ def run(command: Command) -> int:
         raise ClearheadError(f"give one model or two side by side; found {len(command.models)}")
     names = short_names(command.models)
     from clearhead.data.sources import passages
-    from clearhead.lab.run_setup import load_model
+    from clearhead.lab.runs import load_model
     from clearhead.records.files import write_text
     from clearhead.view import observe_text, render
 
     text = next(passages(command.text, say))
     kinds, trust = ("causal", "masked", "bare"), command.trust_remote_code
     models = [load_model(one, kinds, trust_remote_code=trust) for one in command.models]
-    observations = []
-    for name, (model, tokenizer) in zip(names, models, strict=True):
-        say(f"{name} reads the text")
-        observations.append(observe_text(model, tokenizer, text, name=name, longest=command.tokens))
+    observations = [
+        observe_text(*model, text, name=name, longest=command.tokens)
+        for name, model in zip(names, models, strict=True)
+    ]
     write_text(command.output, render(observations, title=" and ".join(names)))
-    for name, one in zip(names, observations, strict=True):
-        if one.lost:
-            say(f"clearhead: {name} is {NOT_FINITE} {one.lost}")
+    lost = [(name, one.lost) for name, one in zip(names, observations, strict=True) if one.lost]
+    for name, where in lost:
+        say(f"clearhead: {name} is {NOT_FINITE} {where}")
     say(f"wrote {command.output}")
-    return int(any(one.lost for one in observations))
+    return int(bool(lost))

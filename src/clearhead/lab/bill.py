@@ -3,30 +3,35 @@
 import itertools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pandas import DataFrame
+from rich.filesize import decimal
 
 from clearhead import ops
 from clearhead.data.config import SHARE
-from clearhead.errors import ClearheadError
-from clearhead.lab.run_setup import new_model
+from clearhead.errors import ClearheadError, choose, first_line
+from clearhead.lab.runs import new_model
 from clearhead.lab.sweep_configs import PlanConfig
-from clearhead.models import ClearheadForMaskedLM, Plan, plan, preset
+from clearhead.models import BASELINE, PRESETS, ClearheadForMaskedLM, plan, preset, presets
 from clearhead.models.base_model import cache_of
+from clearhead.models.loading import kind_of, load_config, resolved
 from clearhead.models.planning import counterpart, without_data
 from clearhead.optim import build_optimizer
+from clearhead.progress import in_words
 from clearhead.records.files import write_text
 from clearhead.records.jsonl import encode
 from clearhead.records.provenance import provenance
 from clearhead.records.runs import Line
+from clearhead.terminal import console, show
 from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import dealt_among
 
 EFFICIENCY = 0.4  # of the dense bf16 rate, as 124M reached on an H200 (docs/scale.md)
-CORE = 1e11  # FLOPs a second: 16 float32 multiply-adds a cycle at 3 GHz
 # A part of the bill, and the kinds of memory that PyTorch's tracker tells apart.
 _PARTS = {
     "weights": ("PARAM", "BUFFER"),
@@ -34,8 +39,13 @@ _PARTS = {
     "optimizer": ("OPT",),
     "activations": ("ACT", "TEMP", "OTH", "INP"),
 }
-# FLOPs a second, dense bf16 with float32 sums, and bytes of memory, by data sheet.
-GPUS = {
+# FLOPs a second, dense bf16 with float32 sums, and bytes of memory, by data sheet; of this machine
+# 16 float32 multiply-adds a cycle and core at 3 GHz.
+DEVICES = {
+    "cpu": (
+        1e11 * (os.cpu_count() or 1),
+        float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+    ),
     "rtx4090": (165e12, 24e9),
     "l40s": (362e12, 48e9),
     "a100": (312e12, 80e9),
@@ -47,74 +57,110 @@ GPUS = {
 
 
 class Estimate(NamedTuple):
-    """Seconds of a step and of the run on a number of devices; the peak of memory `fits` where a
-    tenth of each device's stays free."""
+    """Seconds of the run on a number of devices; the peak of memory `fits` where a tenth of each
+    device's stays free."""
 
     device: str
     number: int
-    step: float
-    total: float
+    seconds: float
     fits: bool
-
-
-class Bill(NamedTuple):
-    """Costs of a training run: of the model at the training length; bytes on each device by part
-    (`training_memory`), by number of devices; FLOPs of all forward and backward passes; times."""
-
-    counts: Plan
-    memory: Mapping[int, Mapping[str, int]]
-    flops: float
-    estimates: Sequence[Estimate]
-
-
-def device(name: str) -> tuple[float, float]:
-    """FLOPs a second and bytes of memory of one of `GPUS`, or of this machine's "cpu"."""
-    if name != "cpu":
-        return GPUS[name]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return CORE * (os.cpu_count() or 1), float(memory)
 
 
 def bill(
     config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
-) -> Bill:
-    """Estimate the costs of `train`: a step's time is its FLOPs over `EFFICIENCY` of the devices'
-    rate, and a third more where checkpointing computes the forward pass twice.
-
-    Args:
-        numbers: numbers of devices over which weights and optimizer are sharded; 1 for a CPU.
-
-    Raises:
-        ClearheadError: a number of devices that cannot share a step; and as `training_memory`.
-    """
-    counts = plan(config, length=train.sequence_length)
+) -> tuple[Mapping[int, Mapping[str, int]], list[Estimate]]:
+    """Bytes on each device by part (`training_memory`), by number of devices, over which weights
+    and optimizer are sharded; and the times of `train`: its FLOPs, a third more where the forward
+    pass is computed twice, over `EFFICIENCY` of the devices' rate."""
+    flops = 3 * plan(config, length=train.sequence_length).forward_flops * train.tokens
+    taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     memory = dict[int, Mapping[str, int]]()
     for number in numbers:
         step = replace(train, batch_size=train.batch_size * dealt_among(train, number) // number)
         memory[number] = training_memory(config, step, gpus=number)
-    flops = 3.0 * counts.forward_flops * train.tokens
-    taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     estimates = []
     for name, number in itertools.product(devices, numbers):
         if name != "cpu" or number == 1:
-            rate, room = device(name)
-            total = taken / (number * EFFICIENCY * rate)
-            step_seconds = total * train.tokens_per_step / train.tokens
+            rate, room = DEVICES[name]
             fits = memory[number]["peak"] < 0.9 * room
-            estimates.append(Estimate(name, number, step_seconds, total, fits))
-    return Bill(counts, memory, flops, estimates)
+            estimates.append(Estimate(name, number, taken / (number * EFFICIENCY * rate), fits))
+    return memory, estimates
+
+
+def print_overview(size: str, changes: Mapping[str, Any]) -> None:
+    """A table of every preset at one size, and what each is."""
+    rows, refused = dict[str, dict[str, str]](), list[str]()
+    baseline = plan(preset(BASELINE, size, **changes)).parameters
+    for name in presets():
+        try:
+            counts = plan(preset(name, size, **changes))
+        except ClearheadError as error:
+            refused.append(str(error))
+            continue
+        rows[name] = {
+            "parameters": f"{counts.parameters:,}",
+            "to baseline": f"{100 * (counts.parameters / baseline - 1):+.2f} %",
+            "MFLOPs a token": f"{counts.forward_flops / 1e6:,.1f}",
+            "cache bytes a token": f"{counts.cache_bytes:,.0f}",
+        }
+    show(f"presets at size {size}{', changed' * bool(changes)}")
+    show(DataFrame(rows).T.to_string())
+    for name, summary in presets().items():
+        console().print(f"[bold]{name}[/bold]: {summary}")
+    for reason in refused:
+        console().print(reason, style="dim")
+
+
+def named_configs(asked: PlanConfig, train: TrainConfig) -> Iterator[tuple[str, Any]]:
+    """Name and configuration of each model; of a preset with room for the training's windows."""
+    for name in asked.models:
+        if name in PRESETS or not (Path(name).exists() or "/" in name):
+            base = preset(choose("preset or folder", name, PRESETS), asked.size, **asked.set)
+            room = max(base.max_position_embeddings, train.sequence_length)
+            keys = ", ".join(f"{key}={value}" for key, value in asked.set.items())
+            wide = {"max_position_embeddings": room} | asked.set
+            yield f"{name}, {keys or f'size {asked.size}'}", preset(name, asked.size, **wide)
+            continue
+        if asked.set or asked.size != PlanConfig.size:
+            raise ClearheadError(f"{name} is no preset: leave --size and --set out")
+        path, trust = resolved(name), asked.trust_remote_code
+        kind_of(path, trust_remote_code=trust)
+        yield name, load_config(path, trust_remote_code=trust)
+
+
+def print_bill(config: Any, asked: Any) -> None:
+    """Print the `bill` that the options of `clearhead plan` ask for."""
+    train: TrainConfig = asked.train
+    memory, estimates = bill(config, train, devices=asked.gpu, numbers=asked.gpus)
+    counts, read = plan(config, length=train.sequence_length), plan(config, length=asked.context)
+    forward, total = counts.forward_flops, 3 * counts.forward_flops * train.tokens
+    inner = f"{counts.non_embedding_parameters:,} without embeddings"
+    show(f"  {counts.parameters:,} parameters, {inner}")
+    step = f"{train.accumulation} x {train.batch_size} x {train.sequence_length}"
+    show(f"  {train.tokens:,} tokens in {train.steps:,} steps of {step}")
+    show(f"  {forward / 1e6:,.1f} MFLOPs a token forward; {total:.3g} FLOPs, backward twice that")
+    held = decimal(int(read.cache_bytes * read.length))
+    show(f"  keys and values of {read.length:,} tokens: {held}\n")
+    how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
+    how += ", checkpointing" * (train.checkpointing == "blocks")
+    show(f"  memory of a device at the peak, by number of devices ({how})")
+    show(DataFrame(memory).map(decimal).to_string())
+    show(f"\n  time at {100 * EFFICIENCY:g} % of the dense bf16 rate")
+    times = {
+        f"{number} x {name}": {
+            "tokens/s": f"{train.tokens / time:,.0f}",
+            "run": in_words(time),
+            "fits": "yes" if fits else "no",
+        }
+        for name, number, time, fits in estimates
+    }
+    show(DataFrame(times).T.to_string() + "\n")
 
 
 def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mapping[str, int]:
-    """Bytes of tensors on one GPU at the peak of a training step, by part.
-
-    The step is eager, on the CPU's kernels; `precision` "auto" counts as bf16. Each of several GPUs
-    holds its share of weights, gradients and optimizer; a layer gathered whole while it runs is not
-    counted. `config` is as in `plan`.
-
-    Raises:
-        ClearheadError: an optimizer that reads its tensors' values, such as Adafactor.
-    """
+    """Bytes of tensors on one GPU at the peak of an eager training step on the CPU's kernels, by
+    part. Precision "auto" counts as bf16. Each of several GPUs holds its share of weights,
+    gradients and optimizer; a layer gathered whole while it runs is not counted."""
     config = counterpart(config)
     with torch.device("meta"):
         model: Any = new_model(config).float()
@@ -125,11 +171,8 @@ def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mappin
         with without_data():
             held = _peak(model, train)
     except RuntimeError as error:  # also what depends on the data
-        reason = str(error).split("\n", 1)[0]
-        raise ClearheadError(
-            f"the memory of a step with {train.optimizer} cannot be planned: its step fails on "
-            f"tensors without data ({reason}); measure a step instead"
-        ) from error
+        reason = f"without data: {first_line(error)}"
+        raise ClearheadError(f"{train.optimizer} cannot be planned {reason}") from error
     parts = {
         part: sum(held.get(kind, 0) for kind in kinds) // (1 if part == "activations" else gpus)
         for part, kinds in _PARTS.items()
@@ -176,16 +219,9 @@ def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
 
 
 def record_memory(config: PlanConfig, **_: object) -> list[Line]:
-    """Count the bytes of each preset at each length; write and return the records.
-
-    - `step_bytes`: all tensors but weights, gradients and the optimizer's, at the peak of a
-      training step of one text (`training_memory`).
-    - `cached_key_bytes`, `cached_bytes`: a token's keys, and its keys and values, at two bytes a
-      number, as the model's own forward pass caches them.
-
-    Raises:
-        ClearheadError: for a model that is no preset, or that cannot be counted.
-    """
+    """Count the bytes of each preset at each length; write and return the records: `step_bytes`,
+    the activations of `training_memory` of one text; `cached_key_bytes` and `cached_bytes`, those
+    of a token's keys, and of its keys and values, at two bytes a number."""
     lines: list[Line] = []
     train = TrainConfig(batch_size=1, precision="bf16")
     for name in config.models:

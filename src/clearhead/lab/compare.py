@@ -2,23 +2,25 @@
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from clearhead.data import Corpus, prepare, windows, with_mask_token
 from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans
 from clearhead.errors import ClearheadError
 from clearhead.eval import lengths as perplexity_by_length
 from clearhead.eval import masked_loss, perplexity
-from clearhead.lab.bases import Base, Outlined, counted, open_base, outlined
+from clearhead.lab import runs
 from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
-from clearhead.lab.run_setup import batches, data_of
-from clearhead.lab.runs import run_missing
+from clearhead.lab.runs import Base, run_missing
 from clearhead.models import plan
+from clearhead.models.inspection import parameter_count
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.probe import ByTile
@@ -57,12 +59,9 @@ _SETTINGS = (
     *("documents", "held_out"),
 )
 
-
-def _settings(header: Line) -> dict[str, Any]:
-    settings = {key: header.get(key) for key in _SETTINGS}
-    settings["train"] = {**(header.get("train") or {}), "seed": None}
-    fingerprint = (header.get("data") or {}).get("fingerprint")
-    return settings | {"data": {"fingerprint": fingerprint}}
+Model = tuple[Arm, Any, Callable[[], Any]]
+"""An arm, its model without weights on the meta device, and the function that builds it, from
+PyTorch's generator or from the base."""
 
 
 def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
@@ -71,17 +70,9 @@ def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
 
 
 def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
-    """Train and measure every arm with every seed, and return the records of `config.output`.
-
-    Progress is saved there: called again after a stop, it resumes the unfinished run.
-    A run that diverges is recorded as such, and the others continue: in a sweep that is a result.
-    `work` shows the current run and its progress, one unit for each run.
-
-    Raises:
-        ClearheadError: for settings or data that do not work, a folder of other settings, in use
-            or damaged, or where every run diverged.
-        InterruptedRun: after SIGINT or SIGTERM, once the current run has saved.
-    """
+    """Train and measure every arm with every seed, and return the records of `config.output`, where
+    progress is saved: called again after a stop, it resumes the unfinished run. A run that diverges
+    is recorded as such, and the others continue: in a sweep that is a result."""
     config.check()
     require_no_run(config.output)
     with hold_folder(config.output):
@@ -99,7 +90,7 @@ def _trials(config: CompareConfig) -> list["_Trial"]:
     """Every arm with every seed; one seed of all arms comes before the next."""
     # The fingerprint of the data of a run that has begun in the output folder, or None.
     folders = (folder_of(config, *run) for run in itertools.product(config.arms, config.seeds))
-    began = next(filter(None, map(data_of, folders)), None)
+    began = next(filter(None, map(runs.data_of, folders)), None)
     base = None
     if config.base is None:
         corpus = prepare(config.data, progress=say, began=began)
@@ -107,16 +98,34 @@ def _trials(config: CompareConfig) -> list["_Trial"]:
     else:
         longest = max(arm.train.sequence_length for arm in config.arms)
         options: Any = {"trust_remote_code": config.trust_remote_code, "began": began}
-        base = open_base(config.base, config.data, longest, alike=True, **options)
+        base = runs.open_base(config.base, config.data, longest, alike=True, **options)
         corpus = base.corpus
     corpus = corpus.for_tuning() if config.held_out == "training" else corpus
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
-        named = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" * (len(unseen) > 3))
-        say(f"nothing is held out of {named}: validation text has none of it")
+        say(f"nothing is held out of {', '.join(unseen)}: validation text has none of it")
     if len(config.seeds) == 1 and len(config.arms) > 1:
         say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    models = [outlined(arm, config, corpus, base) for arm in config.arms]
+    models = [_outlined(arm, config, corpus, base) for arm in config.arms]
     return [_Trial(config, corpus, base, model, seed) for seed in config.seeds for model in models]
+
+
+def _outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> Model:
+    if base is None:
+        keys = runs.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
+        build = partial(runs.new_model, keys)
+        with torch.device("meta"):
+            outline = build()
+        runs.check_length(outline, arm.preset, arm.train.sequence_length)
+        return arm, outline, build
+    try:
+        outline = base.start(arm.preset, arm.model).model
+    except ClearheadError as error:
+        raise ClearheadError(f"{arm.name}: {error}") from error
+    if remark := runs.resting_sinks(outline, arm.train):
+        say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
+    outline.to("meta")
+    outline.tie_weights()
+    return arm, outline, lambda: base.start(arm.preset, arm.model).model
 
 
 class _Trial:
@@ -125,7 +134,7 @@ class _Trial:
     cell = "compared"
 
     def __init__(
-        self, config: CompareConfig, corpus: Corpus, base: Base | None, model: Outlined, seed: int
+        self, config: CompareConfig, corpus: Corpus, base: Base | None, model: Model, seed: int
     ) -> None:
         arm, self.outline, self.build = model
         self.config, self.corpus = config, corpus
@@ -134,7 +143,11 @@ class _Trial:
         self.settings = replace(arm.train, seed=seed, precision=resolved)
         self.folder = folder_of(config, arm, seed)
         self.called = f"{arm.name}, seed {seed}"
-        self.header: Line = {
+        parameters = parameter_count(self.outline)
+        tables = [x for x in self.outline.modules() if isinstance(x, nn.Embedding)]
+        tables.append(self.outline.get_output_embeddings())
+        embeddings = sum(weight.numel() for weight in {one.weight for one in tables})
+        self.header = {
             "kind": "run",
             "run": f"{arm.name}/seed{seed}",
             "arm": arm.name,
@@ -147,7 +160,8 @@ class _Trial:
             "model": self.outline.config.to_diff_dict(),
             "train": asdict(self.settings),
             "data": corpus.describe(),
-            **counted(self.outline),
+            "parameters": parameters,
+            "non_embedding_parameters": parameters - embeddings,
             "objective": config.objective,
             "lengths": [multiple * arm.train.sequence_length for multiple in config.lengths],
             "evaluation_tokens": config.evaluation_tokens,
@@ -160,14 +174,14 @@ class _Trial:
             self.header["forward_flops"] = counts.forward_flops
 
     def check(self, known: Mapping[str, Line]) -> None:
-        there, name = holds_run(self.folder), self.header["run"]
-        self.recorded = there and name in known
+        name = self.header["run"]
+        recorded = holds_run(self.folder) and name in known
         for run, line in known.items():  # a page pools the seeds of an arm
             arm = all(line.get(key) == self.header[key] for key in ("arm", "label"))
-            if self.recorded if run == name else arm:
+            if recorded if run == name else arm:
                 place = self.folder if run == name else self.folder.parent
                 refuse_changes(place, _settings(line), _settings(self.header))
-        if self.recorded:
+        if recorded:
             return
         model = copy.deepcopy(self.outline)
         try:
@@ -181,19 +195,16 @@ class _Trial:
     def rows(self, work: Work) -> Iterator[Line]:
         work.begin(f"{self.called}, {self.header['parameters']:,} parameters")
         every, lengths = self.header["measure_every"], self.header["lengths"]
-        apart = self.header["documents"] == "apart"
+        apart, masked = self.header["documents"] == "apart", self.header["objective"] == "mlm"
         callbacks = [Progress(work=work), *make_trackers(self.config.track)]
         if every:
-            callbacks.append(
-                Milestones(self.corpus, self.settings, every=every, documents_apart=apart)
-            )
+            callbacks.append(Milestones(self.corpus, self.settings, every, apart))
         torch.manual_seed(self.settings.seed)
-        model, masked = self.build().to(best_device()), self.header["objective"] == "mlm"
-        result = diverged = None
+        model, result, diverged = self.build().to(best_device()), None, None
         try:
             model, result = train_to_end(
                 model,
-                batches(self.corpus, self.settings, self.folder, masked=masked),
+                runs.batches(self.corpus, self.settings, self.folder, masked=masked),
                 self.settings,
                 output=self.folder,
                 tokenizer=self.corpus.tokenizer,
@@ -210,8 +221,6 @@ class _Trial:
             yield from jsonl.steps(self.folder / MILESTONES)
         for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
             value = getattr(result, metric, None)
-            if value is None and self.recorded and diverged is None:
-                continue  # a run of an earlier version, which had its times recorded
             reason = {} if value is not None else {"reason": diverged or UNTIMED}
             metric = "train_seconds" if metric == "seconds" else metric
             yield {"metric": metric, "value": value, **reason}
@@ -232,40 +241,38 @@ class _Trial:
             yield from _inside(model, texts, self.settings, batch_size=batch_size)
 
 
+def _settings(header: Line) -> dict[str, Any]:
+    settings = {key: header.get(key) for key in _SETTINGS}
+    settings["train"] = {**(header.get("train") or {}), "seed": None}
+    fingerprint = (header.get("data") or {}).get("fingerprint")
+    return settings | {"data": {"fingerprint": fingerprint}}
+
+
 def _inside(
     model: Any, texts: Sequence[torch.Tensor], settings: TrainConfig, *, batch_size: int
 ) -> list[Line]:
     """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
     step the embedding's columns with this seed, in one pass."""
     kind, share = settings.rotation or "hadamard", settings.rotation_share or "parameter"
-    rotated = RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed)
-    parts: Any = {"attention": [ByTile(weights=[RowMeans()])]}
-    parts["hidden"] = [HiddenStatistics(), rotated]
-    return measure_inside(model, texts, batch_size=batch_size, **parts)
+    hidden = [
+        HiddenStatistics(),
+        RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed),
+    ]
+    attention = [ByTile(weights=[RowMeans()])]
+    return measure_inside(model, texts, batch_size=batch_size, attention=attention, hidden=hidden)
 
 
 class Milestones(LinesFile):
-    """Measures the model every few steps, and after the last, on the same few validation windows,
-    so that outliers can be compared at equal loss.
-
-    Writes records {"kind": "measure", "run", "metric", "value", "step", …} to
-    OUTPUT/milestones.jsonl: loss (nats a token), outliers of the hidden states and attention to the
-    first token, over all layers. Training is not affected: the random state, each module's mode and
-    compiled layers are restored.
-
-    Args:
-        settings: of the training; windows and batches have its sizes.
-        every: steps between measurements, a multiple of the training's `log_every`.
-    """
+    """Loss (nats a token), outliers of the hidden states and attention to the first token, every
+    few steps and after the last, on the same few validation windows: OUTPUT/milestones.jsonl.
+    Training is not affected: it finds its random state, modes and compiled layers as they were."""
 
     file = MILESTONES
 
-    def __init__(
-        self, corpus: Corpus, settings: TrainConfig, *, every: int, documents_apart: bool
-    ) -> None:
+    def __init__(self, corpus: Corpus, settings: TrainConfig, every: int, apart: bool) -> None:
         self.settings, self.every = settings, every
         self._texts = list(windows(corpus, length=settings.sequence_length, count=WINDOWS))
-        self._tokenizer = corpus.tokenizer if documents_apart else None
+        self._tokenizer = corpus.tokenizer if apart else None
 
     def step(self, metrics: StepMetrics) -> None:
         """Measure at every `every`-th step, and at the last."""

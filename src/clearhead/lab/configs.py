@@ -1,5 +1,4 @@
-"""Configurations of jobs, for commands and experiments; torch is imported only to check the models
-of a comparison."""
+"""Configurations of jobs; torch is imported only to check the models of a comparison."""
 
 import hashlib
 import itertools
@@ -14,34 +13,21 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
+from clearhead import metavars
 from clearhead.data.config import TASKS, DataConfig, Task
 from clearhead.errors import ClearheadError, choose
-from clearhead.metavars import (
-    Field,
-    Model,
-    Name,
-    OpensModels,
-    Overrides,
-    Preset,
-    Size,
-    Source,
-    TaskName,
-    Variations,
-)
+from clearhead.metavars import OpensModels, Overrides, Variations
 from clearhead.ranges import Count, Natural, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
 from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
 
-RECORDS = "records.jsonl"
-"""In the output folder of a comparison or a fine-tuning."""
-
-
-Base = Annotated[Model | None, tyro.conf.arg(name="from")]
+RECORDS = "records.jsonl"  # in the output folder of a comparison or a fine-tuning
+Base = Annotated[metavars.Model | None, tyro.conf.arg(name="from")]
 BETWEEN = " · "
 TRAIN = "train."
-# Settings that may vary: one process trains an arm, and --seeds has the seeds.
-_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig)}
-_SETTINGS -= {f"{TRAIN}{name}" for name in ("parallel", "timeout", "seed")}
+# Settings that do not vary: one process trains an arm, and --seeds has the seeds.
+_FIXED = ("parallel", "timeout", "seed")
+_SETTINGS = {TRAIN + one.name for one in fields(TrainConfig) if one.name not in _FIXED}
 _Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
 
 
@@ -49,14 +35,14 @@ _Fixed = tyro.conf.Suppress[tyro.conf.Fixed[Any]]  # no option sets it
 class TrainJob(OpensModels):
     """One training run: a model, its text and its settings."""
 
-    preset: Positional[Preset | None] = None
+    preset: Positional[metavars.Preset | None] = None
     """Preset to train (clearhead plan lists them); by default transformer, or the model of --from
     as it is. A bidirectional one, such as bert, learns to predict hidden tokens."""
     base: Base = None
     """A trained causal model to go on from: a folder, a run or a hub name. A preset and KEY=VALUE
     pairs convert it to their mechanisms first, as clearhead convert does; its own tokenizer reads
     the text. Other defaults then hold: add --from MODEL to --help to see them."""
-    size: Size = "tiny"
+    size: metavars.Size = "tiny"
     """Size of the preset: tiny, small, medium, large, or a paper's own."""
     output: Path = Path("runs/train")
     """Folder of the run."""
@@ -91,17 +77,13 @@ class Arm:
     """Name in tables, and key of the records: softmax1 · orthoadam."""
     preset: str
     changes: dict[str, Any]
-    """Varied settings, {KEY: value}."""
     model: dict[str, Any]
     """Keys of the configuration: those set for every arm, and those varied."""
     train: TrainConfig
 
     @property
     def folder(self) -> str:
-        """The name as a file's: softmax1+orthoadam; with a digest where it is not the whole name.
-
-        No other name has the same.
-        """
+        """The name as a file's: softmax1+orthoadam; with a digest where characters were lost."""
         plain = self.name.replace(BETWEEN, "+").replace(" ", "=")
         safe = re.sub(r"[^A-Za-z0-9._+=-]", "-", plain)[:100]
         if safe == plain:
@@ -113,14 +95,14 @@ class Arm:
 class CompareConfig(OpensModels):
     """A comparison: models, text and training."""
 
-    presets: Positional[tuple[Preset, ...]] = ("transformer", "differential", "softmax1")
+    presets: Positional[tuple[metavars.Preset, ...]] = ("transformer", "differential", "softmax1")
     """Presets to train; each with its changes is an arm. Arms are compared with the first arm of
     `transformer`, or else with the first of all."""
     base: Base = None
     """A trained causal model that every arm starts from: a folder, a run or a hub name. A preset
     converts it to its mechanisms, as clearhead convert does; transformer is the model itself. Its
     own tokenizer reads the text. Other defaults then hold: add --from MODEL to --help to see."""
-    size: Size = "tiny"
+    size: metavars.Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
@@ -143,7 +125,7 @@ class CompareConfig(OpensModels):
     measure_every: float = 0
     """Steps between measurements of outliers, attention and validation loss during training; below
     1 a fraction of all steps; 0 measures at the end only."""
-    label: Name = ""
+    label: metavars.Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
@@ -158,13 +140,9 @@ class CompareConfig(OpensModels):
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
-        """Every preset with every combination of the values in `vary`, presets first.
-
-        Raises:
-            ClearheadError: for an unknown or impossible setting of the training.
-        """
+        """Every preset with every combination of the values in `vary`, presets first."""
         for key in self.vary:
-            if key.startswith(TRAIN):
+            if key.startswith(TRAIN) or TRAIN + key in _SETTINGS:
                 choose("key to vary", key, _SETTINGS)
         arms = []
         for name, values in itertools.product(self.presets, itertools.product(*self.vary.values())):
@@ -187,44 +165,23 @@ class CompareConfig(OpensModels):
     @cached_property
     def models(self) -> dict[str, Any]:
         """{name of an arm: its model's configuration}; for an arm that starts from a trained model,
-        whose sizes stay, only the changes.
-
-        Raises:
-            ClearheadError: for an unknown key, an impossible value or arm, and two equal arms.
-        """
-        from transformers import PreTrainedConfig
-
-        from clearhead.models import ClearheadConfig, preset
+        whose sizes stay, only the changes."""
+        from clearhead.models import preset
         from clearhead.models.starts import target
 
-        keys = [key for key in ClearheadConfig.settings() if key not in vars(PreTrainedConfig)]
-        models, names = dict[str, Any](), dict[str, str]()
+        models = dict[str, Any]()
         for arm in self.arms:
-            for key in arm.model:
-                if key in arm.changes:
-                    choose("key to vary", key, [*_SETTINGS, *keys])
-                choose("key of the configuration", key, keys)
             try:
                 if self.base is not None:
-                    model = settings = target(arm.preset, arm.model)
+                    models[arm.name] = target(arm.preset, arm.model)
                 else:
-                    model = preset(arm.preset, self.size, **arm.model)
-                    settings = model.to_dict()
+                    models[arm.name] = preset(arm.preset, self.size, **arm.model)
             except ClearheadError as error:
-                words = f"{arm.name}: {error}" if arm.changes else str(error)
-                raise ClearheadError(words) from error
-            models[arm.name] = model
-            same = f"{json.dumps(settings, sort_keys=True, default=str)} {arm.train}"
-            if same in names:
-                raise ClearheadError(
-                    f"{names[same]!r} and {arm.name!r} are the same model in the same training: "
-                    "leave one of their presets or values out"
-                )
-            names[same] = arm.name
+                raise ClearheadError(f"{arm.name}: {error}") from error
         return models
 
     def check(self) -> None:
-        """Refuse settings that cannot work, and models that are unknown, impossible or equal.
+        """Refuse settings that cannot work, and models that are unknown or impossible.
 
         Not done at construction: an experiment makes hundreds by changing one, and runs few.
         """
@@ -233,43 +190,37 @@ class CompareConfig(OpensModels):
         for arm in self.arms:
             milestone_steps(self.measure_every, arm.train)
         if self.models and self.objective == "mlm" and self.measure_every:
-            raise ClearheadError(
-                "measure_every measures the loss of the next token, and these presets predict "
-                "hidden ones: leave it out"
-            )
+            raise ClearheadError("measure_every is not for presets that predict hidden tokens")
 
     @cached_property
     def objective(self) -> str:
         """The objective of every arm: "next-token", or "mlm" where all are bidirectional."""
-        from clearhead.lab.run_setup import objective_of
+        from clearhead.lab.runs import objective_of
 
         if self.base is not None:
             return "next-token"
         learnt = {objective_of(model): name for name, model in self.models.items()}
         if len(learnt) > 1:
+            one, other = learnt["mlm"], learnt["next-token"]
             raise ClearheadError(
-                f"{learnt['mlm']} predicts hidden tokens and {learnt['next-token']} the next, and "
-                "the two losses do not compare: give presets of one direction"
+                f"{one} predicts hidden tokens and {other} the next: compare alike"
             )
         return next(iter(learnt))
 
     @cached_property
     def documents(self) -> str:
-        """Documents of a validation window: "apart" if all training does so, else "together"."""
+        """Documents of a validation window: "apart" if all training keeps them so."""
         return "apart" if all(arm.train.document_masks for arm in self.arms) else "together"
 
 
 def milestone_steps(every: float, settings: TrainConfig) -> int:
-    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all;
-    raises a ClearheadError for a number that is neither, and for steps that are not logged."""
+    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all."""
     logged = settings.log_every
     if 0 <= every < 1:
         return math.ceil(every * settings.steps / logged) * logged
     if not (math.isfinite(every) and every > 0 and every % logged == 0):
-        raise ClearheadError(
-            f"measure_every is {every:g}: give a fraction of all steps below 1, a whole number of "
-            f"steps that is a multiple of train.log_every, {logged}, or 0"
-        )
+        wanted = f"a fraction of all steps below 1, or a multiple of train.log_every, {logged}"
+        raise ClearheadError(f"measure_every is {every:g}: give {wanted}")
     return int(every)
 
 
@@ -277,26 +228,26 @@ def milestone_steps(every: float, settings: TrainConfig) -> int:
 class FinetuneJob(OpensModels):
     """A fine-tuning: a checkpoint, a task and seeds."""
 
-    model: Positional[Model]
+    model: Positional[metavars.Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
-    task: TaskName | None = None
+    task: metavars.TaskName | None = None
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or banking77; without it, a task of your
     own."""
-    train_file: Source | None = None
+    train_file: metavars.Source | None = None
     """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]; by default those of --task."""
-    validation_file: tuple[Source, ...] = ()
+    validation_file: tuple[metavars.Source, ...] = ()
     """Validation rows, in the same forms; each of several files is measured by itself."""
-    text_field: Field | None = None
+    text_field: metavars.Field | None = None
     """Field of the text; by default that of --task, or "text"."""
-    pair_field: Field | None = None
+    pair_field: metavars.Field | None = None
     """Field of a second text, if rows have one."""
-    label_field: Field | None = None
+    label_field: metavars.Field | None = None
     """Field of the class; by default that of --task, or "label"."""
     seeds: tuple[Natural, ...] = (0,)
     """Seeds, one run for each. A seed fixes the head's initial weights, the order and dropout."""
     output: Path = Path("runs/finetune")
     """Folder of the models and records; the same command goes on where it stopped."""
-    label: Name = ""
+    label: metavars.Name = ""
     """Label of the records on a page that shows several sets."""
     track: tuple[Tracker, ...] = ()
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
@@ -312,9 +263,9 @@ class FinetuneJob(OpensModels):
             choose("task", self.task, TASKS)
         files = self.train_file, self.validation_file
         if not (all(files) or (self.task is not None and not any(files))):
+            known = ", ".join(TASKS)
             raise ClearheadError(
-                f"give --task, one of {', '.join(TASKS)}; or both --train-file and "
-                "--validation-file, alone or beside it"
+                f"give --task, one of {known}; or --train-file and --validation-file"
             )
 
     def resolved(self) -> Task:
@@ -332,6 +283,45 @@ class FinetuneJob(OpensModels):
         return replace(task, **{name: field for name, field in fields.items() if field})  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproduceConfig:
+    """Claims or experiments, and their scale."""
+
+    seeds: tuple[Natural, ...] = ()
+    """Seeds, in place of the experiment's own."""
+    tokens: Count | None = None
+    """Tokens of every training, in place of the experiment's own."""
+    only: tuple[metavars.Pattern, ...] = ()
+    """Arms to run, by name or pattern, such as "sas*"; by default all of the experiment."""
+    questions: tuple[metavars.Pattern, ...] = ()
+    """Measurements of each model, by name or pattern, such as banking77; by default all of the
+    experiment. On a machine without network, leave out those that need the hub."""
+    base: Base = None
+    """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
+    data: tuple[metavars.Source, ...] = ()
+    """Sources of the training text, in place of the experiment's own."""
+    test_data: tuple[metavars.Source, ...] = ()
+    """Sources of the evaluations' text, read whole, in place of the experiment's own text (or only
+    of its text from the hub, if it has some)."""
+    names: Positional[tuple[metavars.Experiment, ...]] = ()
+    """Claims (diff/table2), all claims of a family (diff), experiments (blocks), or all; --list
+    prints them."""
+    list: bool = False
+    """Print every claim with the experiment that decides it, and every experiment with its cost at
+    the scale."""
+    judge: tuple[metavars.File, ...] = ()
+    """Records to judge the claims by; nothing is run. --output names the book (Markdown)."""
+    scale: Literal["tiny", "small", "paper"] = "tiny"
+    """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
+    recipe, with a GPU for each of --jobs. clearhead plan --recipes prints commands that train one
+    model on several GPUs."""
+    output: Path | None = None
+    """Folder for all results; by default runs/EXPERIMENT-SCALE. The same command
+    goes on where it stopped, and claims of one experiment share its runs."""
+    jobs: Count = 1
+    """Jobs that run at once, each with its share of the CPU's threads and on the least used GPU."""
+
+
 # Fields that no result depends on; and those that name the model which the job before leaves.
 _PLACES = {"output", "records", "page", "track"}
 _MODELS = {"base", "model", "models"}
@@ -341,22 +331,15 @@ _MODELS = {"base", "model", "models"}
 class Job:
     """A configuration to run, and the records that it writes."""
 
-    name: str
-    """Name of the job and of its log: sweeps/6-layers/sas-8e-3."""
+    name: str  # and of its log: sweeps/6-layers/sas-8e-3
     config: Any
-    """The configuration of a verb."""
-    records: Path
-    """The records that it writes; of a conversion the record in its folder."""
+    records: Path  # of a conversion the record in its folder
     arm: str = ""
-    """The arm of these records, and below their label."""
     label: str = ""
     seed: int = 0
-    model: Path | None = None
-    """Folder of the model that it leaves, if it leaves one."""
-    after: "Job | None" = None
-    """The job that leaves the model that it reads, if there is one."""
-    swept: tuple[float, ...] = ()
-    """Learning rates from which that of a training was chosen, where there were several."""
+    model: Path | None = None  # the folder of the model that it leaves
+    after: "Job | None" = None  # the job that leaves the model that it reads
+    swept: tuple[float, ...] = ()  # learning rates from which that of a training was chosen
 
     @property
     def key(self) -> str:

@@ -1,9 +1,9 @@
 """Conversion of a model to another library's format or other mechanisms, with their distance."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import distance
 from clearhead.lab import prefixes
 from clearhead.lab.prefixes import Prefix
-from clearhead.lab.run_setup import load_model, require_own_tokenizer
+from clearhead.lab.runs import load_model, require_own_tokenizer
 from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models import conversion
 from clearhead.models.conversion import TOLERANCE, in_float32, with_equal_logits
@@ -23,7 +23,7 @@ from clearhead.models.inspection import dtype_name, longest_text, within_memory
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import load_tokenizer, require_room
 from clearhead.models.rotated import check_equalised, check_rotation, equalised, rotated
-from clearhead.models.starts import Start, changed, check_baseline, started, target
+from clearhead.models.starts import changed, check_baseline, started, target
 from clearhead.nn.normalizers import AT_REST, KeyValue
 from clearhead.probe import measure as measure_inside
 from clearhead.probe.tiles import ByTile
@@ -37,23 +37,22 @@ from clearhead.train.checkpoint import save_pretrained, whole
 WINDOWS = 1  # of 512 tokens: enough to tell a price of 100 % from one of 1 %
 EIGHT_BITS = "w8a8-coarse"
 RECORD = "conversion.json"  # in the folder of the converted model
+# The three numbers of a repair, as lines for people.
+_LINES = {
+    "sink": ("sink: {} → {} of queries look most at the first token", "{:.1%}"),
+    "largest_state": ("largest state: {} → {} times the median hidden state", "{:,.0f}"),
+    "eight_bits": (f"8 bits: {{}} → {{}} perplexity with {EIGHT_BITS}", "{:+.1%}"),
+}
 
 
 def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
-    """Convert a model and write it with its record; return lines about the change.
-
-    Raises:
-        ClearheadError: as the conversions below; for an output that exists, a tokenizer that is
-            another model's, and a run's checkpoint that is to change too.
-    """
+    """Convert a model and write it with its record to a new folder; return lines about the change.
+    A run's checkpoint becomes a folder of the same model."""
     config.settings()  # refuses words of another form
     require_new(config.output)
     if (model := whole(folder := Path(config.model))) is not None:
         if config.changes or config.purpose:
-            raise ClearheadError(
-                "--to, --prefix, --rotate, --equalise and --for take a whole model, not a run's "
-                "checkpoint: convert it without them first, then the result"
-            )
+            raise ClearheadError("a run's checkpoint is not changed: convert it alone first")
         tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").exists() else None
         _write(config.output, model, tokenizer, None)
         return [f"{type(model).__name__} of a checkpoint: {config.output}"]
@@ -63,14 +62,30 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
     require_own_tokenizer(config.model, model, tokenizer)
     if config.changes:
-        with in_float32(model) as rounded:
-            made, about, lines = to_other_mechanisms(model, tokenizer, config, rounded=rounded)
+        made, about, lines = to_other_mechanisms(model, tokenizer, config)
     else:
-        made, about, lines = *to_the_other_format(model, config.purpose), list[str]()
+        ways = {"serving": conversion.for_serving, "llama.cpp": conversion.for_llama_cpp}
+        made, lines = ways.get(config.purpose or "", conversion.converted)(model), []
+        with in_float32(model), in_float32(made):
+            relative = conversion.logit_difference(model, made)
+        # Their float32 weights have been compared: what is left is what rounding does.
+        same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
+        about = {**same, "relative": relative}
     kinds = {"from": type(model).__name__, "to": type(made).__name__}
     record = {"kind": "conversion", "of": config.model, **kinds, **provenance(made.device), **about}
     _write(config.output, made, tokenizer, record)
-    outcome = _outcome(record, dtype_name(model), dtype_name(made))
+    before, after = dtype_name(model), dtype_name(made)
+    outcome = "with equal logits"
+    if about.get("prefix"):  # checked, before any rounding
+        outcome = f"the same function after the prefix {about['prefix']['text']!r}"
+    elif not about["same_in_float32"]:
+        outcome = "another function, for clearhead train --from to go on with"
+    elif not about["same_function"]:
+        apart = f"{about['relative']:.1e} of their size"
+        outcome += f" in float32; rounded to {after} they differ by {apart}"
+    elif before != after:
+        apart = f"more than {TOLERANCE:.0e} of their size"
+        outcome += f", in {after}: {before} would move them by {apart}"
     return [*lines, f"{kinds['from']} → {kinds['to']}, {outcome}: {config.output}"]
 
 
@@ -82,103 +97,94 @@ def _write(output: Path, model: Any, tokenizer: Any, record: dict[str, Any] | No
         manifest.seal(folder)
 
 
-def _outcome(record: dict[str, Any], before: str, after: str) -> str:
-    if record.get("prefix"):  # checked, before any rounding
-        return f"the same function after the prefix {record['prefix']['text']!r}"
-    if not record["same_in_float32"]:
-        return "another function, for clearhead train --from to go on with"
-    if not record["same_function"]:
-        return (
-            f"with equal logits in float32; rounded to {after} they differ by "
-            f"{record['relative']:.1e} of their size"
-        )
-    if before != after:
-        return (
-            f"with equal logits, in {after}: {before} would move them by more than "
-            f"{TOLERANCE:.0e} of their size"
-        )
-    return "with equal logits"
-
-
-def to_the_other_format(model: Any, purpose: str | None = None) -> tuple[Any, dict[str, Any]]:
-    """The model in another library's format, or in a server's; and how far its logits differ."""
-    made = {
-        None: conversion.converted,
-        "serving": conversion.for_serving,
-        "llama.cpp": conversion.for_llama_cpp,
-    }[purpose](model)
-    with in_float32(model), in_float32(made):
-        relative = conversion.logit_difference(model, made)
-    # Their float32 weights have been compared: what is left is what rounding does.
-    same = relative <= TOLERANCE
-    return made, {"same_in_float32": True, "same_function": same, "relative": relative}
-
-
 def to_other_mechanisms(
-    model: Any, tokenizer: Any, config: ConvertConfig, *, rounded: Callable[[Any], Any]
+    model: Any, tokenizer: Any, config: ConvertConfig
 ) -> tuple[Any, dict[str, Any], list[str]]:
-    """The same weights under other mechanisms, with the distance from the first model.
+    """The same weights under other mechanisms, a record of the distance from `model`, and lines.
 
     Half of the calibration text's windows calibrate sinks or judge prefixes; the other half
     measures the distance, unless another text is given for that.
-
-    Args:
-        model: in float32, as within `in_float32`.
-        rounded: casts the new model to the first's 16-bit dtype, if it has one.
-
-    Returns:
-        The converted model, what a record says of it, and lines about the change.
     """
-    first, text = conversion.imported(model), config.text or config.calibrate or STDLIB
-    length = min(config.length, model.config.max_position_embeddings)
-    changes, prefix, added = _planned(first, tokenizer, config)  # before minutes of work
-    calibrating, windows = _texts(config, text, tokenizer, length)
-    if config.prefix == AUTO:
-        prefix = prefixes.searched_prefix(first, tokenizer, calibrating)
-        changes["prefix_length"] = len(prefix.ids)
-    start, before = _changed(first, changes, prefix, config)
-    made = start.model
-    length = min(length, longest_text(made) or length)  # learned keys may have taken positions
-    windows = [window[:length] for window in windows]
-    measures, few, after = list[dict[str, Any]](), windows[:WINDOWS], 0.0
+    with in_float32(model) as rounded:
+        first, text = conversion.imported(model), config.text or config.calibrate or STDLIB
+        length = min(config.length, model.config.max_position_embeddings)
+        changes, prefix, added = _planned(first, tokenizer, config)  # before minutes of work
+        calibrating, windows = _texts(config, text, tokenizer, length)
+        if config.prefix == AUTO:
+            prefix = prefixes.searched_prefix(first, tokenizer, calibrating)
+            changes["prefix_length"] = len(prefix.ids)
+        turned = first
+        if config.learn_rotation:
+            say("learning a rotation of the residual stream: a minute at a width of 576")
+        if config.basis:
+            how: Any = {"seed": config.seed, "learn": config.learn_rotation}
+            turned = with_equal_logits(first, rotated(first, config.basis, **how))
+        start = started(turned, changes)
+        if prefix is not None:
+            prefixes.fill(start.model, turned, torch.tensor([prefix.ids]))
+            turned = first  # the rotated one would be another model's memory
+        if config.equalise:
+            start = start._replace(model=with_equal_logits(start.model, equalised(start.model)))
+        made = start.model
+        length = min(length, longest_text(made) or length)  # learned keys may have taken positions
+        windows = [window[:length] for window in windows]
+        measures, few, after = list[dict[str, Any]](), windows[:WINDOWS], 0.0
 
-    def measure(step: str) -> bool:
-        """Measure the distance from the first model; True if it is zero."""
-        measures.append({"what": step, **distance(first, made, windows)})
-        return float(measures[-1]["relative"]) <= TOLERANCE
+        def measure(step: str) -> bool:
+            """Measure the distance from the first model; True if it is zero."""
+            measures.append({"what": step, **distance(first, made, windows)})
+            return float(measures[-1]["relative"]) <= TOLERANCE
 
-    with within_memory(f"give a smaller --length than {length}"):
-        if prefix is None:
-            steps = _calibrated(config, made, before, calibrating, added)
-            same_in_float32 = [measure(step) for step in steps][-1]
-        elif (apart := prefixes.difference_after(made, first, prefix.ids)) <= TOLERANCE:
-            same_in_float32 = measure("with the prefix, against the model without it")
-        else:
-            raise ClearheadError(
-                f"the model with a prefix gives other logits than the one after it, by {apart:.2g} "
-                "of their size: convert --to a mechanism of another function first, then the "
-                "result with --prefix"
-            )
-        same, made = same_in_float32, rounded(made)
-        narrow = dtype_name(made) if made.dtype.itemsize == 2 else None
-        with in_float32(made):
-            if narrow is not None:
-                same = measure(f"rounded to {narrow}")
+        with within_memory(f"give a smaller --length than {length}"):
             if prefix is not None:
-                after = prefixes.difference_after(made, first, prefix.ids)
-            numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
+                apart = prefixes.difference_after(made, first, prefix.ids)
+                if not apart <= TOLERANCE:  # nor where it is no number
+                    raise ClearheadError(
+                        f"with the prefix logits differ by {apart:.2g} of their size: convert --to "
+                        "a mechanism of another function first, then the result with --prefix"
+                    )
+                exact = measure("with the prefix, against the model without it")
+            else:
+                if config.sink_logit is not None:
+                    for sink in _sinks(made, added):
+                        nn.init.constant_(sink.logit, config.sink_logit)
+                exact = measure("start")
+                if calibrating and _has_keys(made):
+                    ids_BT = torch.stack(calibrating)[:, : made.config.prefix_length]
+                    prefixes.fill(made, turned, ids_BT)
+                    exact = measure("keys and values of first tokens")
+                elif calibrating:
+                    prefixes.calibrate(made, calibrating, added)
+                    exact = measure("calibrated beside the first token")
+            same, made = exact, rounded(made)
+            narrow = dtype_name(made) if made.dtype.itemsize == 2 else None
+            with in_float32(made):
+                if narrow is not None:
+                    same = measure(f"rounded to {narrow}")
+                if prefix is not None:
+                    after = prefixes.difference_after(made, first, prefix.ids)
+                numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
     lines = [] if prefix is None else [_prefix_line(prefix, made, after)]
-    lines += [_in_words(one, text, prefix is not None) for one in measures]
+    for one in measures:  # after a prefix logits differ by intent
+        largest = f", largest difference of a logit {one['largest']:.2g}" * (prefix is None)
+        lines.append(
+            f"{one['what']}: KL {one['divergence']:z.4f} nats a token, perplexity "
+            f"{one['perplexity_before']:.2f} → {one['perplexity']:.2f}{largest} "
+            f"({one['tokens']:,} tokens of {text})"
+        )
     if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
         lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
-    lines += in_three_lines(**numbers, text=f"{sum(map(len, few)):,} tokens of {text}")
+    for key, (line, form) in _LINES.items():
+        pair = (numbers[side][key] for side in ("before", "after"))
+        shown = ("not measured" if one is None else form.format(one) for one in pair)
+        lines.append(line.format(*shown) + f" ({sum(map(len, few)):,} tokens of {text})")
     about = {
         "changes": changes,
         "rotated": config.basis,
         "seed": config.seed if config.basis else None,
         "learned_rotation": config.learn_rotation,
         "equalised": config.equalise,
-        "same_in_float32": same_in_float32,
+        "same_in_float32": exact,
         "same_function": same,
         "relative": measures[-1]["relative"],
         "new": start.new,
@@ -221,27 +227,16 @@ def _planned(
         if layer.normalizer == "sink" != first.config.layer(index).normalizer
     )
     if config.sink_logit is not None and not added:
-        raise ClearheadError(
-            "--sink-logit is for the sinks that --to sink or normalizer=sink adds, and has no "
-            "effect without: a model keeps its own"
-        )
-    if config.calibrate is None or config.prefix is not None:
-        return changes, prefix, added
-    if _has_keys(first) and _has_keys(outline):
-        raise ClearheadError(
-            "--calibrate would replace the keys and values that this model has: give --text "
-            "to measure on, or convert the model that it was made from"
-        )
-    if not added and not _has_keys(outline):
-        raise ClearheadError(
-            "--calibrate sets the sinks that a conversion adds, and a model's own stay as they "
-            "are: give --to sink, --to key-value or --prefix auto, or --text to measure on"
-        )
-    # Its maps reach attention in another order than their sinks.
-    if any(after[index].maps == "differential" for index in added) and not _has_keys(outline):
-        raise ClearheadError(
-            "--calibrate is not for maps='differential': choose maps=single or differential-v2"
-        )
+        raise ClearheadError("--sink-logit is for sinks that --to adds: a model keeps its own")
+    if config.calibrate is not None and config.prefix is None:
+        keys = _has_keys(outline)
+        if keys and _has_keys(first):
+            raise ClearheadError("--calibrate would replace the keys and values of this model")
+        if not added and not keys:
+            raise ClearheadError("--calibrate sets sinks that --to adds: a model keeps its own")
+        # Its maps reach attention in another order than their sinks.
+        if any(after[index].maps == "differential" for index in added) and not keys:
+            raise ClearheadError("--calibrate is not for maps='differential'")
     return changes, prefix, added
 
 
@@ -249,58 +244,13 @@ def _texts(
     config: ConvertConfig, text: str, tokenizer: Any, length: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Windows to calibrate on and windows to measure on, int64 [length] each."""
-    calibrating, windows, count = list[Tensor](), list[Tensor](), config.windows
-    if config.calibrate is not None:
-        twice: Literal[1, 2] = 1 if config.text else 2
-        read = prefixes.sample(
-            config.calibrate, tokenizer, length=length, count=twice * count, least=twice
-        )
-        calibrating, windows = read[::twice], read[1::2]
-    if not windows or config.text is not None:
-        windows = prefixes.sample(text, tokenizer, length=length, count=count)
-    return calibrating, windows
-
-
-def _changed(
-    first: ClearheadForCausalLM,
-    changes: dict[str, Any],
-    prefix: Prefix | None,
-    config: ConvertConfig,
-) -> tuple[Start, ClearheadForCausalLM]:
-    """The model with other mechanisms, and the one whose keys calibrate it."""
-    before = first
-    if config.learn_rotation:
-        say("learning a rotation of the residual stream: a minute at a width of 576")
-    if config.basis:
-        rotation: Any = {"seed": config.seed, "learn": config.learn_rotation}
-        before = with_equal_logits(first, rotated(first, config.basis, **rotation))
-    start = started(before, changes)
-    if prefix is not None:
-        prefixes.fill(start.model, before, torch.tensor([prefix.ids]))
-        before = first  # the rotated one would be another model's memory
-    if config.equalise:
-        start = start._replace(model=with_equal_logits(start.model, equalised(start.model)))
-    return start, before
-
-
-def _calibrated(
-    config: ConvertConfig,
-    made: ClearheadForCausalLM,
-    before: ClearheadForCausalLM,
-    windows: list[Tensor],
-    added: tuple[int, ...],
-) -> Iterator[str]:
-    """Set what the conversion adds, sinks or learned keys and values; yield each step's name."""
-    if config.sink_logit is not None:
-        for sink in _sinks(made, added):
-            nn.init.constant_(sink.logit, config.sink_logit)
-    yield "start"
-    if windows and _has_keys(made):
-        prefixes.fill(made, before, torch.stack(windows)[:, : made.config.prefix_length])
-        yield "keys and values of first tokens"
-    elif windows:
-        prefixes.calibrate(made, windows, added)
-        yield "calibrated beside the first token"
+    sample = partial(prefixes.sample, tokenizer=tokenizer, length=length)
+    if config.calibrate is None:
+        return [], sample(text, count=config.windows)
+    if config.text is not None:
+        return sample(config.calibrate, count=config.windows), sample(text, count=config.windows)
+    both = sample(config.calibrate, count=2 * config.windows, least=2)
+    return both[::2], both[1::2]
 
 
 def _sinks(model: Any, layers: tuple[int, ...]) -> list[Any]:
@@ -312,41 +262,24 @@ def _has_keys(model: ClearheadForCausalLM) -> bool:
     return any(isinstance(module, KeyValue) for module in model.modules())
 
 
-def _in_words(found: dict[str, Any], text: str, prefixed: bool) -> str:
-    """The line of a distance on `text`; after a prefix logits differ by intent."""
-    largest = "" if prefixed else f", largest difference of a logit {found['largest']:.2g}"
-    return (
-        f"{found['what']}: KL {found['divergence']:z.4f} nats a token, perplexity "
-        f"{found['perplexity_before']:.2f} → {found['perplexity']:.2f}{largest} "
-        f"({found['tokens']:,} tokens of {text})"
-    )
-
-
 def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:
     """The line that compares the logits with the first model's after the prefix."""
-    narrow = f" as rounded to {dtype_name(made)}" if made.dtype.itemsize == 2 else ""
     line = (
         f"prefix {prefix.text!r}, {len(prefix.ids)} tokens: logits are those of the first model "
-        f"after it, to {after:.1g} of their size{narrow}"
+        f"after it, to {after:.1g} of their size"
     )
+    line += f" as rounded to {dtype_name(made)}" * (made.dtype.itemsize == 2)
     if (window := made.config.sliding_window) is not None:
-        line += (
-            f", within the sliding window of {window} tokens; beyond it every token still sees the "
-            "prefix, and the first model's would not"
-        )
+        line += f", within the sliding window of {window} tokens; beyond it every token still sees "
+        line += "the prefix, and the first model's would not"
     return line
 
 
 def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
     """A repair in three numbers, of a causal language model on int64 [T] windows of text; None
-    where it has no such number.
-
-    Returns:
-        sink: the share of queries, over layers and heads, whose largest weight is on the first
-            token; of the difference of maps, where a model has one.
-        largest_state: the largest absolute hidden state, over their median.
-        eight_bits: relative increase of perplexity under `w8a8-coarse`.
-    """
+    where it has no such number: the share of queries whose largest weight (of the difference of
+    maps, where there is one) is on the first token; the largest absolute hidden state, over their
+    median; and the relative increase of perplexity under `w8a8-coarse`."""
     parts: Any = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [ResidualStream()]}
     lines = measure_inside(model, windows, batch_size=1, **parts)
     whole = {(x["metric"], x.get("map")): x["value"] for x in lines if "layer" not in x}
@@ -359,20 +292,3 @@ def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
         "largest_state": top / median if median > 0 else None,
         "eight_bits": rounded / full - 1 if rounded and full else None,
     }
-
-
-def in_three_lines(
-    before: dict[str, float | None], after: dict[str, float | None], text: str
-) -> list[str]:
-    """Before → after, for people; `text` names what was read."""
-    lines = {
-        "sink": ("sink: {} → {} of queries look most at the first token", "{:.1%}"),
-        "largest_state": ("largest state: {} → {} times the median hidden state", "{:,.0f}"),
-        "eight_bits": (f"8 bits: {{}} → {{}} perplexity with {EIGHT_BITS}", "{:+.1%}"),
-    }
-    return [
-        line.format(*("not measured" if one is None else form.format(one) for one in pair))
-        + f" ({text})"
-        for key, (line, form) in lines.items()
-        for pair in [(before[key], after[key])]
-    ]

@@ -17,7 +17,7 @@ from clearhead.lab.compare import compare, folder_of
 from clearhead.lab.configs import RECORDS, CompareConfig
 from clearhead.lab.converting import run_conversion
 from clearhead.lab.measuring import measure, require_maps
-from clearhead.lab.run_setup import load_model
+from clearhead.lab.runs import load_model
 from clearhead.lab.sweep_configs import ConvertConfig, DiagnoseConfig, QuantizeConfig
 from clearhead.models.loading import kind_of, resolved
 from clearhead.named_models import BASELINE
@@ -32,23 +32,25 @@ from clearhead.train.run_dir import FINAL
 
 REPAIRED = "repaired"
 SCHEMES = ("w8a8-coarse", "w6a6-coarse", "w4a4-coarse")  # a scale for each whole tensor
-_SEEDS = (0, 1, 2)
 _READ = 64  # beginnings of documents
 
 Studies = tuple[CompareConfig, CompareConfig]
 
 
 def studies(output: Path) -> Studies:
-    """Blocks and positions on ordinary text; remedies for sinks and noise on synthetic text.
+    """Blocks and positions on ordinary text; remedies for sinks and noise on synthetic text, where
+    at a rate of 1e-2 a sink forms within 200 steps. Learning rates are not tuned."""
 
-    Learning rates are not tuned. At 1e-2 a sink forms on the synthetic text within 200 steps.
-    """
+    def shape(width: int, layers: int) -> dict[str, Any]:
+        sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": layers}
+        return {**sizes, "max_position_embeddings": 64}
+
     window: Any = {"sequence_length": 64}
     text = CompareConfig(
         presets=("transformer", "sas-p", "alibi", "coca"),
         # Attention is learnt sooner from matrices that keep the size of what they read.
-        set={**_shape(128, 4), "initializer_range": 0.07},
-        seeds=_SEEDS,
+        set={**shape(128, 4), "initializer_range": 0.07},
+        seeds=(0, 1, 2),
         lengths=(1, 2, 4, 8, 16),
         evaluation_tokens=16_384,
         train=TrainConfig(tokens=200_000, batch_size=16, learning_rate=3e-3, **window),
@@ -58,8 +60,8 @@ def studies(output: Path) -> Studies:
     window["document_masks"] = True
     sinks = CompareConfig(
         presets=("transformer", "softmax1", "gated", "differential", "differential-v2"),
-        set=_shape(64, 2),
-        seeds=_SEEDS,
+        set=shape(64, 2),
+        seeds=(0, 1, 2),
         lengths=(1,),
         evaluation_tokens=8192,
         train=TrainConfig(tokens=409_600, batch_size=32, learning_rate=1e-2, **window),
@@ -69,21 +71,11 @@ def studies(output: Path) -> Studies:
     return text, sinks
 
 
-def _shape(width: int, layers: int) -> dict[str, Any]:
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": layers}
-    return {**sizes, "max_position_embeddings": 64}
-
-
 def run_demo(
     asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
 ) -> dict[str, Path]:
     """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
-    of a pretrained model, diagnosis and pretrained bits. The same call resumes a stopped demo.
-
-    Raises:
-        ClearheadError: for a model that cannot be loaded, and as `compare` does.
-        InterruptedRun: after SIGINT or SIGTERM, once the current run has saved.
-    """
+    of a pretrained model, diagnosis and pretrained bits. The same call resumes a stopped demo."""
     text, sinks = asked
     bits = partial(QuantizeConfig, scheme=SCHEMES, tokens=4096)
     work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
@@ -163,14 +155,8 @@ def _measured(header: Line, read: Sequence[Tensor]) -> Iterator[Line]:
 
 class CopiedShare(Means):
     """`copied_share`: the share of absolute attention on the token that is to come again, at tokens
-    after which the one before them always does.
-
-    All else is noise, as in arXiv 2410.05258, table 3. Weights are those that multiply the values,
-    summed over heads and layers.
-
-    Args:
-        ids_BT: int64, all windows, which are to be read as one batch.
-    """
+    after which the one before them always does; all else is noise (arXiv 2410.05258, table 3).
+    `ids_BT`, int64, are all windows, which are read as one batch."""
 
     def __init__(self, ids_BT: Tensor) -> None:
         super().__init__()

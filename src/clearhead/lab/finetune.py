@@ -1,5 +1,6 @@
 """Fine-tuning one checkpoint on one task with every seed, and its validation."""
 
+import copy
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -14,8 +15,7 @@ from clearhead.data import DataConfig, LabelledBatches, labelled, readers
 from clearhead.errors import ClearheadError
 from clearhead.eval import METRICS, predict
 from clearhead.lab.configs import FinetuneJob
-from clearhead.lab.run_setup import check_length
-from clearhead.lab.runs import run_missing
+from clearhead.lab.runs import check_length, run_missing
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig, loading
 from clearhead.progress import Work
@@ -34,23 +34,22 @@ DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
 def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
     """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
-
-    A stopped seed resumes from its newest checkpoint, a finished one is not run again. `work` shows
-    the current seed and its progress, one unit for each seed.
-
-    Raises:
-        ClearheadError: for a model, rows, labels or settings that do not work.
-        InterruptedRun: after SIGINT or SIGTERM, once the current seed has saved.
-    """
-    task = _Task(job)
+    A stopped seed resumes from its newest checkpoint, a finished one is not run again."""
+    task = _Trial(job)
     with hold_folder(job.output):
-        trials = [_Trial(task, seed) for seed in job.seeds]
+        trials = [task.with_seed(seed) for seed in job.seeds]
         work = Work(say=say) if work is None else work
         return run_missing(trials, job.output, "finetune", work)
 
 
-class _Task:
-    """A task's texts as the model reads them, and its classifier."""
+class _Trial:
+    """A task's texts as the model reads them, its classifier, and one seed."""
+
+    seed: int
+    called: str
+    folder: Path
+    cell: str
+    header: Line
 
     def __init__(self, job: FinetuneJob) -> None:
         self.job, self.task = job, job.resolved()
@@ -65,25 +64,48 @@ class _Task:
         rows = {split: read(source) for split, source in sources.items()}
         self.classes = labelled.classes_of(rows["train"], self.task)
         # Labels first: a wrong one is better known before a model is loaded.
-        labels = {
-            split: labelled.labels_of(found, self.classes, self.task)
-            for split, found in rows.items()
-        }
+        of = partial(labelled.labels_of, classes=self.classes, task=self.task)
+        labels = {split: of(some) for split, some in rows.items()}
         with loading.explained(job.model, "tokenizer"):
             self.path = loading.resolved(job.model)
-            self.tokenizer = loading.load_tokenizer(
-                self.path, trust_remote_code=job.trust_remote_code
-            )
+            trust = job.trust_remote_code
+            self.tokenizer = loading.load_tokenizer(self.path, trust_remote_code=trust)
             if self.tokenizer.pad_token_id is None:
                 self.tokenizer.pad_token = self.tokenizer.eos_token
         encode = partial(labelled.encode, tokenizer=self.tokenizer, length=job.train.max_length)
-        self.texts = {split: encode(found, labels[split]) for split, found in rows.items()}
+        self.texts = {split: encode(some, labels[split]) for split, some in rows.items()}
         torch.manual_seed(0)  # of the new head, which is in the hash too
         model = self.classifier()
-        self.start = {"parameters": parameters_digest(model)}
+        self.parameters = parameters_digest(model)
         if not isinstance(model.config, ClearheadConfig):
             # Before a text, padding would move the learned positions of others, such as GPT-2's.
             self.tokenizer.padding_side = "right"
+
+    def with_seed(self, seed: int) -> "_Trial":
+        """The trial of a seed, with its header."""
+        one, job, task, source = copy.copy(self), self.job, self.task, Path(self.path)
+        one.seed, one.called, one.folder = seed, f"seed {seed}", job.output / f"seed{seed}"
+        if source.name == "final" and source.parent.name:
+            source = source.parent
+        arm = f"{source.name} on {task.name}"
+        train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
+        # As it will be computed: records have no "auto".
+        train["precision"] = precision.resolve(job.train.precision, loading.best_device())
+        decisive = {
+            "arm": arm,
+            "task": {"name": task.name, "classes": self.classes, "metrics": task.metrics},
+            "train": train,
+            "data": {
+                split: {"texts": len(texts), "fingerprint": texts.fingerprint}
+                for split, texts in self.texts.items()
+            },
+            "from": {"parameters": self.parameters},
+        }
+        one.cell = digest_of(canonical([*decisive.values()]))[:16]
+        named = {"run": f"{arm}/seed{seed}", "preset": source.name, "size": "", "seed": seed}
+        one.header = {**named, "label": job.label, **decisive}
+        one.header |= {"revisions": self.revisions} if self.revisions else {}
+        return one
 
     def batches(self, split: str, seed: int | None = None) -> LabelledBatches:
         """Texts in the order of a seed, or as they stand."""
@@ -92,12 +114,7 @@ class _Task:
 
     def classifier(self) -> Any:
         """The checkpoint as a model that classifies, its head drawn from PyTorch's generator unless
-        it has one of that size; id2label has the names of the classes.
-
-        Raises:
-            ClearheadError: where there is no such model, weights of its trunk are missing,
-                `dropout` is for one that is not ours, or texts may be longer than it can read.
-        """
+        it has one of that size; id2label has the names of the classes."""
         from transformers import AutoModelForSequenceClassification
 
         path, trust = self.path, self.job.trust_remote_code
@@ -113,52 +130,12 @@ class _Task:
             if isinstance(config, ClearheadConfig):
                 config.dropout = DROPOUT if dropout is None else dropout
             elif dropout is not None:
-                raise ClearheadError(
-                    f"dropout={dropout} is for clearhead models; {config.model_type} has settings "
-                    "of its own: leave it out, and set those in the checkpoint's config.json"
-                )
+                raise ClearheadError("dropout is for clearhead models: set it in config.json")
             options: Any = {"trust_remote_code": trust, "config": config, "dtype": torch.float32}
-            model = loading.pretrained(
-                AutoModelForSequenceClassification, path, head="new", **options
-            )
+            auto = AutoModelForSequenceClassification
+            model = loading.pretrained(auto, path, head="new", **options)
         check_length(model, self.job.model, self.job.train.max_length, "max-length")
         return model
-
-
-class _Trial:
-    """The task with a seed."""
-
-    def __init__(self, task: _Task, seed: int) -> None:
-        self.task, self.seed, job = task, seed, task.job
-        self.called, self.folder = f"seed {seed}", job.output / f"seed{seed}"
-        source = Path(task.path)
-        if source.name == "final" and source.parent.name:
-            source = source.parent
-        arm = f"{source.name} on {task.task.name}"
-        train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
-        # As it will be computed: records have no "auto".
-        train["precision"] = precision.resolve(job.train.precision, loading.best_device())
-        metrics = task.task.metrics
-        decisive = {
-            "arm": arm,
-            "task": {"name": task.task.name, "classes": task.classes, "metrics": metrics},
-            "train": train,
-            "data": {
-                split: {"texts": len(texts), "fingerprint": texts.fingerprint}
-                for split, texts in task.texts.items()
-            },
-            "from": task.start,
-        }
-        self.cell = digest_of(canonical([*decisive.values()]))[:16]
-        self.header: Line = {
-            "run": f"{arm}/seed{seed}",
-            "preset": source.name,
-            "size": "",
-            "seed": seed,
-            "label": job.label,
-            **decisive,
-            **({"revisions": task.revisions} if task.revisions else {}),
-        }
 
     def check(self, known: Mapping[str, Line]) -> None:
         if holds_run(self.folder):
@@ -168,22 +145,20 @@ class _Trial:
 
     def rows(self, work: Work) -> Iterator[Line]:
         """The lines of the training with their epoch, its time, and the task's metrics, each beside
-        that of always answering with the commonest training label.
-
-        A regression has none: a constant answer correlates with nothing.
-        """
+        that of always answering with the commonest training label. A regression has none: a
+        constant answer correlates with nothing."""
         work.begin(self.called)
-        task, job, texts = self.task, self.task.job, self.task.texts
-        count, kinds = len(texts["train"]), len(task.classes) or "a number"
+        job, texts = self.job, self.texts
+        count, kinds = len(texts["train"]), len(self.classes) or "a number"
         say(f"{self.called}: {count:,} texts, {kinds} classes")
         torch.manual_seed(self.seed)
-        batches = task.batches("train", self.seed)
+        batches = self.batches("train", self.seed)
         model, _ = train_to_end(
-            task.classifier().to(loading.best_device()),
+            self.classifier().to(loading.best_device()),
             batches,
             job.train.run(batches.per_epoch, self.seed),
             output=self.folder,
-            tokenizer=task.tokenizer,
+            tokenizer=self.tokenizer,
             callbacks=[Progress(work=work), *make_trackers(job.track)],
             description=self.header,
         )
@@ -192,12 +167,12 @@ class _Trial:
             yield {**line, "epoch": (line["step"] - 1) // batches.per_epoch + 1}
         yield {"metric": "train_seconds", "value": line.get("seconds")}
         values, counts = np.unique(texts["train"].labels, return_counts=True)
-        for split, _ in task.task.validation:
+        for split, _ in self.task.validation:
             labels = texts[split].labels
-            answers = {"": predict(model, task.batches(split).epoch())}
-            if not task.task.regression:
+            answers = {"": predict(model, self.batches(split).epoch())}
+            if not self.task.regression:
                 answers[", commonest class"] = np.full(len(labels), values[counts.argmax()])
-            for name in task.task.metrics:
+            for name in self.task.metrics:
                 for whose, given in answers.items():
                     value = METRICS[name](given, labels)
                     say(f"{self.called}, {split}: {name}{whose} {value:.4f}")

@@ -14,7 +14,7 @@ from clearhead.data import Corpus, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval import TASKS, check_names, parted
-from clearhead.lab.run_setup import fitted, load_model, new_model, own_text, run_of, text_of
+from clearhead.lab.runs import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
@@ -41,16 +41,8 @@ Load = Callable[[str, str], Portion]
 def measure(
     config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
 ) -> list[Line]:
-    """Evaluate, diagnose or quantise the models of a configuration; return the records.
-
-    Args:
-        config: an EvaluateConfig, DiagnoseConfig or QuantizeConfig; its file gets the records too.
-        told: as in `sweep`.
-
-    Raises:
-        ClearheadError: for a model, a text or options that do not work; a perplexity in full
-            precision that cannot be measured.
-    """
+    """Evaluate, diagnose or quantise the models of an EvaluateConfig, DiagnoseConfig or
+    QuantizeConfig; return the records, which its file gets too. `told` is as in `sweep`."""
     if isinstance(config, DiagnoseConfig):
         study, load = DIAGNOSIS, _diagnosis(config)
     elif isinstance(config, QuantizeConfig):
@@ -134,20 +126,17 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
             require_maps(source, config.trust_remote_code)
             require_room(source, "diagnose", copies=1)
 
-    def opened(source: str) -> tuple[Any, Corpus]:
-        if source.startswith(FRESH):
-            torch.manual_seed(config.seeds[0])
-            corpus = prepare(data, progress=say)
-            name, size = source.removeprefix(FRESH), config.size or "tiny"
-            model = new_model(fitted(name, size, corpus, TrainConfig(), **config.set))
-            return model.to(best_device()).eval(), corpus
-        kinds, trust = ("causal", "masked", "bare"), config.trust_remote_code
-        model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
-        return model, own_text(data, tokenizer)
-
     def load(source: str, name: str) -> Portion:
         with within_memory(LESS_MEMORY):
-            model, corpus = opened(source)
+            if source.startswith(FRESH):
+                torch.manual_seed(config.seeds[0])
+                corpus, named = prepare(data, progress=say), source.removeprefix(FRESH)
+                keys = fitted(named, config.size or "tiny", corpus, TrainConfig(), **config.set)
+                model = new_model(keys).to(best_device()).eval()
+            else:
+                kinds, trust = ("causal", "masked", "bare"), config.trust_remote_code
+                model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
+                corpus = own_text(data, tokenizer)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
@@ -198,7 +187,7 @@ def _evaluation(config: Any) -> Load:
         masked = "MaskedLM" in type(model).__name__
         names = named or [MASKED if masked else "perplexity"]
         if misfits := [task for task in names if (task == MASKED) != masked]:
-            does = "hidden tokens: its task is masked" if masked else "the next token: leave it out"
+            does = "hidden tokens: its task is masked" if masked else "the next token"
             raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
         tasks = {task: TASKS[task](**vars(getattr(config, task))) for task in names}
         trained = getattr(model.config, "max_position_embeddings", None)
@@ -208,10 +197,7 @@ def _evaluation(config: Any) -> Load:
         elif trained is not None:
             lengths = lengths or tuple(multiple * trained for multiple in (1, 2, 4, 8))
         elif not lengths:
-            raise ClearheadError(
-                f"{type(model).__name__} does not say for which length it was trained: give "
-                "--lengths"
-            )
+            raise ClearheadError(f"{name} does not say its training length: give --lengths")
 
         def text() -> Corpus:
             read = text_of(config.data, config.models)
@@ -235,7 +221,6 @@ def _header(config: Any, model: str) -> Line:
     """The run's line: what the training run said of itself, where the model is part of one."""
     made = run_of(model)
     name = made.get("run") or Path(model).resolve().name
-    settings = {key: value for key, value in asdict(config).items() if key != "data"}
     return {
         "run": name,
         "preset": made.get("description", {}).get("preset") or str(name).partition("/")[0],
@@ -243,5 +228,5 @@ def _header(config: Any, model: str) -> Line:
         "seed": made.get("seed", 0),
         "label": config.label,
         "train": made.get("config", {"tokens": 0}),
-        "evaluation": settings,
+        "evaluation": {key: value for key, value in asdict(config).items() if key != "data"},
     }

@@ -44,14 +44,8 @@ _CHECKED = 64  # tokens after the prefix whose logits are compared
 def sample(
     text: str, tokenizer: Any, *, length: int, count: int, least: Literal[1, 2] = 1
 ) -> list[Tensor]:
-    """Windows of tokens, int64 [length] each: first the middle of each document, then its rest.
-
-    Args:
-        text: a source, as `--data.data` names them, or a text itself.
-
-    Raises:
-        ClearheadError: no such source, or less text than `least` windows.
-    """
+    """Windows of tokens, int64 [length] each: first the middle of each document, then its rest;
+    `text` is a source, as `--data.data` names them, or a text itself."""
     found: list[tuple[int, int, Tensor]] = []
     tokens, documents, wanted = 0, 0, _CHARACTERS * length * count
     # As in training, a text yields no special token.
@@ -66,19 +60,14 @@ def sample(
         if documents == count:
             break
     if len(found) < least:
-        needed = "a window" if least == 1 else "two windows"
-        raise ClearheadError(
-            f"the longest document of {text} has {tokens:,} tokens, too few for {needed} of "
-            f"{length}: give more text, or a smaller --length"
-        )
+        few = f"{tokens:,} tokens, too few for {least} of {length}"
+        raise ClearheadError(f"the longest document of {text} has {few}: give more text")
     return [piece for *_, piece in sorted(found, key=lambda entry: entry[:2])[:count]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Tokens before every text, and the results of the candidates of a search, the first without a
-    prefix: the largest absolute hidden state, the number of pieces of text in which a massive one
-    remains ("fails"), and the perplexity of longer windows where it was measured."""
+    """Tokens before every text, and the measures of a search's candidates."""
 
     ids: tuple[int, ...]
     text: str
@@ -86,22 +75,14 @@ class Prefix:
 
 
 def given_prefix(text: str, tokenizer: Any, entries: int) -> Prefix:
-    """The tokens of a text, in which backslash n and backslash t are a newline and a tab.
-
-    Raises:
-        ClearheadError: no token, more than `LONGEST`, or one beyond the model's `entries`.
-    """
+    """The tokens of a text, in which backslash n and backslash t are a newline and a tab; each is
+    one of the model's `entries`."""
     text = text.replace(r"\n", "\n").replace(r"\t", "\t")
     ids = tokenizer(text, add_special_tokens=False).input_ids
     if not 1 <= len(ids) <= LONGEST:
-        raise ClearheadError(
-            f"the prefix {text!r} has {len(ids):,} tokens: give 1 to {LONGEST}, such as \\n"
-        )
+        raise ClearheadError(f"the prefix {text!r} has {len(ids):,} tokens: give 1 to {LONGEST}")
     if (last := max(ids)) >= entries:
-        raise ClearheadError(
-            f"the prefix {text!r} has token {last}, and the model embeddings of {entries} tokens: "
-            "give another, such as \\n"
-        )
+        raise ClearheadError(f"the prefix has token {last}, and the model {entries} embeddings")
     return Prefix(ids=tuple(ids), text=text)
 
 
@@ -110,14 +91,9 @@ def searched_prefix(
 ) -> Prefix:
     """Search for prefix tokens that remove massive hidden states and keep the perplexity.
 
-    Candidates are a newline, the tokenizer's special tokens and the text's most frequent ones. One
-    fails on a piece of text whose largest state stays above a tenth of the usual one. Of those that
-    raise perplexity by 1 % at most, the one with the fewest failures is best, then the one with the
-    smallest largest state. A second and a third token are added if failures become fewer, or that
-    state falls by 5 % more.
-
-    Raises:
-        ClearheadError: no candidate lowers the states without raising perplexity above that.
+    A candidate fails on a piece of text whose largest state stays above a tenth of the usual one.
+    Of those that raise perplexity by 1 % at most, the one with the fewest failures is best, then
+    the one with the smallest largest state. A second and a third token have to lower either more.
     """
     length = min(PIECE_LENGTH, *map(len, windows))
     pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
@@ -156,15 +132,9 @@ def searched_prefix(
         if (found := next((one for one in better if judge(one) <= limit), None)) is None:
             break
         best = found
-        say(
-            f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}; "
-            f"it fails on {best['fails']} of {best['pieces']} pieces of text"
-        )
+        say(f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}")
     if best is plain:
-        raise ClearheadError(
-            f"none of {len(candidates)} tokens before the text lowers its largest hidden states "
-            f"({usual:,.0f} in the median) without raising perplexity: give one, such as \\n"
-        )
+        raise ClearheadError("no token lowers large hidden states without raising perplexity")
     return Prefix(ids=tuple(best["tokens"]), text=best["text"], tried=tried)
 
 
@@ -184,35 +154,19 @@ def largest_states(
 
 def check_prefix(config: ClearheadConfig, changes: dict[str, Any], count: int) -> None:
     """Raise a ClearheadError where keys and values of `count` tokens cannot stand before a text."""
-    if (wanted := changes.get("normalizer")) is not None:
-        raise ClearheadError(
-            f"--prefix makes normalizer='key-value', and --to asks for {wanted!r}: give one"
-        )
-    for index in range(config.num_hidden_layers):
-        if (found := config.layer(index).normalizer) != "softmax":
-            raise ClearheadError(
-                f"--prefix is for normalizer='softmax', and layer {index} has {found!r}, where "
-                "queries need no first token: leave --prefix out"
-            )
+    layers = [config.layer(index).normalizer for index in range(config.num_hidden_layers)]
+    for found in (changes.get("normalizer", "softmax"), *layers):
+        if found != "softmax":
+            raise ClearheadError(f"--prefix is for normalizer='softmax', not {found!r}")
     if count >= (room := _room(config)):
-        raise ClearheadError(
-            f"a prefix of {count} tokens leaves no room for a text within {room} positions: "
-            "give a shorter one"
-        )
+        raise ClearheadError(f"a prefix of {count} tokens leaves no text in {room} positions")
 
 
 def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
     """Set the prefix of `made` (`model` with `normalizer="key-value"` and a prefix of N) to the
-    keys and values that `model` computes for the N tokens, averaged over the rows.
-
-    Raises:
-        ClearheadError: another number of tokens.
-    """
+    keys and values that `model` computes for the N tokens, averaged over the rows."""
     if (count := ids_BN.shape[1]) != (places := made.config.prefix_length):
-        raise ClearheadError(
-            f"{count} tokens cannot fill prefix_length={places}: give {places} tokens a row, as by "
-            f"--length {places}"
-        )
+        raise ClearheadError(f"{count} tokens for prefix_length={places}: give --length {places}")
     outputs: dict[Any, Tensor] = {}
     with ExitStack() as stack, evaluating(model):
         for layer in model.model.layers:
@@ -225,15 +179,12 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
     with torch.no_grad():
         pairs: Any = zip(made.model.layers, model.model.layers, strict=True)
         for own, before in ((layer.self_attn, source.self_attn) for layer, source in pairs):
-            key_BGND = _by_head(outputs[before.k_proj], own.groups)
+            key_BNGD = outputs[before.k_proj].unflatten(-1, (own.groups, -1))
+            key_BGND = key_BNGD.transpose(1, 2)
             key_BGND = key_BGND if own.k_norm is None else own.k_norm(key_BGND)
-            value_BGND = _by_head(outputs[before.v_proj], own.value_heads)
+            value_BNGD = outputs[before.v_proj].unflatten(-1, (own.value_heads, -1))
             own.normalizer.key_bias.copy_(key_BGND.double().mean(0))
-            own.normalizer.value_bias.copy_(value_BGND.double().mean(0))
-
-
-def _by_head(x_BNC: Tensor, heads: int) -> Tensor:
-    return x_BNC.unflatten(-1, (heads, -1)).transpose(1, 2)
+            own.normalizer.value_bias.copy_(value_BNGD.transpose(1, 2).double().mean(0))
 
 
 def difference_after(
@@ -261,10 +212,8 @@ def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
 
 
 class _Rows(Statistic):
-    """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each.
-
-    The first query is left out: it sees one token alone.
-    """
+    """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each; but of
+    the first query, which sees one token alone."""
 
     def __init__(self, layers: int) -> None:
         self.shares, self.totals = ([list[Tensor]() for _ in range(layers)] for _ in range(2))

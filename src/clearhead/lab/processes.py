@@ -21,14 +21,8 @@ import torch
 from clearhead import extensions
 from clearhead.allocator import keep_freed_memory
 from clearhead.errors import ClearheadError, Stopped
+from clearhead.lab import sweep_configs
 from clearhead.lab.configs import CompareConfig, FinetuneJob, Job
-from clearhead.lab.sweep_configs import (
-    ConvertConfig,
-    DiagnoseConfig,
-    EvaluateConfig,
-    PlanConfig,
-    QuantizeConfig,
-)
 from clearhead.progress import Line, Work
 from clearhead.records.files import read_json, write_json
 from clearhead.records.loading import load
@@ -39,13 +33,12 @@ from clearhead.train.interrupt import StopSignals
 RUN = {
     CompareConfig: ("compare", "compare", "run"),
     FinetuneJob: ("finetune", "run_finetune", "seed"),
-    ConvertConfig: ("converting", "run_conversion", "model"),
-    PlanConfig: ("bill", "record_memory", "model"),
-    DiagnoseConfig: ("measuring", "measure", "cell"),
-    QuantizeConfig: ("measuring", "measure", "cell"),
-    EvaluateConfig: ("measuring", "measure", "cell"),
+    sweep_configs.ConvertConfig: ("converting", "run_conversion", "model"),
+    sweep_configs.PlanConfig: ("bill", "record_memory", "model"),
+    sweep_configs.DiagnoseConfig: ("measuring", "measure", "cell"),
+    sweep_configs.QuantizeConfig: ("measuring", "measure", "cell"),
+    sweep_configs.EvaluateConfig: ("measuring", "measure", "cell"),
 }
-_MODULES = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())
 _POLL_SECONDS = 0.2
 
 Start = Callable[[Job, Path, str | None], Any]
@@ -62,8 +55,9 @@ def gpus() -> tuple[str, ...]:
 
 def starting(jobs: int) -> Start:
     """The function that starts a job; `jobs` at once, each with its share of the CPU's threads."""
+    modules = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())
     # The first silences libraries that the others import.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["clearhead.cli", *_MODULES])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["clearhead.cli", *modules])
     return partial(_start, threads=max(1, torch.get_num_threads() // jobs))
 
 
@@ -77,19 +71,14 @@ def _start(job: Job, log: Path, device: str | None, *, threads: int) -> Any:
     try:
         process.start()
     except (EOFError, OSError) as error:
-        raise ClearheadError(
-            "the process that starts the jobs has ended; the same command goes on from here"
-        ) from error
+        raise ClearheadError("the process that starts the jobs has ended: try again") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
 
 
 def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
-    """Perform a job in a process of its own: its group, its log, its GPU, no input.
-
-    It exits with 0, or what its interruption asks for, or 1 and one line.
-    """
+    """Perform a job in a process of its own: its group, its log, its GPU, no input."""
     os.setpgid(0, 0)
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
@@ -110,16 +99,21 @@ def _perform(config: Any, log: Path, device: str | None, threads: int) -> None:
         raise SystemExit(f"clearhead: {error}") from error
 
 
+class _Running(NamedTuple):
+    job: Job
+    log: Path
+    device: str | None
+    process: Any
+    started: float
+
+
 def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
     """Run the unfinished tasks, at most `jobs` at a time, and return those that failed.
 
     Jobs start in order, each on the GPU with the fewest others; a job waits for the one that makes
     its model, and is left out if that fails. A failed job is reported in a line, and the others
-    continue. A training that diverged has not failed: that is a result.
-
-    Raises:
-        Stopped: after SIGINT or SIGTERM, once every job has saved and ended. A second Ctrl-C
-            kills them.
+    continue. A training that diverged has not failed: that is a result. After SIGINT or SIGTERM
+    every job saves and ends, and `Stopped` is raised; a second Ctrl-C kills them.
     """
     waiting = [job for job in tasks if not is_finished(job, logs)]
     start, devices = starting(jobs), gpus()
@@ -135,19 +129,16 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None
                     # The first whose model no waiting or running job has still to leave.
                     names = {job.name for job in (*waiting, *(one.job for one in running))}
                     ready = (job for job in waiting if not job.after or job.after.name not in names)
-                    job = next(ready, None)
-                    if job is None:
+                    if (job := next(ready, None)) is None:
                         break
                     waiting.remove(job)
                     before = job.after
-                    if before and not (
-                        is_finished(before, logs) and before.model and before.model.is_dir()
-                    ):
+                    there = before and before.model and before.model.is_dir()
+                    if before and not (there and is_finished(before, logs)):
                         work.skip()
                         say(f"{job.name}: left out, for want of its model")
                         continue
-                    used = [one.device for one in running]
-                    device = min(devices, key=used.count, default=None)
+                    device = min(devices, key=[one.device for one in running].count, default=None)
                     log = logs / f"{job.name}.log"
                     log.parent.mkdir(parents=True, exist_ok=True)
                     process = start(job, log, device)
@@ -158,7 +149,7 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None
                 time.sleep(_POLL_SECONDS)
                 for one in [one for one in running if one.process.exitcode is not None]:
                     running.remove(one)
-                    failure = one.failure()
+                    failure = _failure(one)
                     if failure and stop.received:
                         continue  # it was asked to stop
                     if failure:
@@ -180,22 +171,15 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None
     return failed
 
 
-class _Running(NamedTuple):
-    job: Job
-    log: Path
-    device: str | None
-    process: Any
-    started: float
-
-    def failure(self) -> str:
-        """The reason why a job that has ended failed; empty where it did not."""
-        if not self.process.exitcode:
+def _failure(one: _Running) -> str:
+    """The reason why a job that has ended failed; empty where it did not."""
+    if not one.process.exitcode:
+        return ""
+    with suppress(ClearheadError):  # of records that are not there, or are a conversion's
+        if any(run.diverged for run in load(one.job.records).runs):
             return ""
-        with suppress(ClearheadError):  # of records that are not there, or are a conversion's
-            if any(run.diverged for run in load(self.job.records).runs):
-                return ""
-        lines = self.log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
-        return f"failed with {self.process.exitcode}: {lines[-1].strip()} (all of it: {self.log})"
+    lines = one.log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
+    return f"failed with {one.process.exitcode}: {lines[-1].strip()} (all of it: {one.log})"
 
 
 def _mark(job: Job, logs: Path) -> Path:

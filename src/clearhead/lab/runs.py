@@ -1,41 +1,366 @@
-"""Training and measurement of the missing runs, one after the other.
+"""Runs: their models, texts and batches, from presets or from trained models; and their order.
 
 OUTPUT/RUN/             a run's folder (`clearhead.train.run_dir`); its model is in RUN/final
 OUTPUT/records.jsonl    the records, to which each run is appended as soon as it is measured
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from clearhead.lab.configs import RECORDS
+import torch
+
+from clearhead.data import Batches, Corpus, DataConfig, prepare
+from clearhead.data.config import SHARE
+from clearhead.data.masking import MaskedBatches, Masking, with_mask_token
+from clearhead.data.tokenizer import vocabulary_size, yielded
+from clearhead.errors import ClearheadError
+from clearhead.lab.configs import RECORDS, TrainJob
+from clearhead.lab.sweep_configs import OWN
+from clearhead.measure.sweep import parameters_digest
+from clearhead.models import (
+    BASELINE,
+    ClearheadConfig,
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    preset,
+)
+from clearhead.models.conversion import imported, require_convertible
+from clearhead.models.families import FAMILIES
+from clearhead.models.families.family import dropouts, filled, words_of
+from clearhead.models.inspection import longest_text, parameter_count
+from clearhead.models.loading import best_device, load
+from clearhead.models.starts import Start, check_baseline, started, target
+from clearhead.nn.normalizers import AT_REST, Sink
+from clearhead.optim import learning_rate
+from clearhead.optim.build import matched
 from clearhead.progress import Work
+from clearhead.records.identity import canonical, differences, restored
 from clearhead.records.loading import Store
-from clearhead.records.runs import Line, Records
+from clearhead.records.lock import hold_folder
+from clearhead.records.runs import Records
 from clearhead.terminal import say
-from clearhead.train.run_dir import holds_run, is_finished
+from clearhead.train import (
+    Progress,
+    TrainConfig,
+    TrainResult,
+    checkpoint,
+    make_trackers,
+    run_dir,
+    train,
+)
+from clearhead.train.run_dir import holds_run, is_finished, read_record
+from clearhead.train.world import joined
+
+_OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings that a run keeps
 
 
-class Trial(Protocol):
-    """A configuration with a seed, and its displayed name."""
-
-    called: str
-    folder: Path
-    header: Line
-    """The run's line in the records, to which `rows` may add."""
-    cell: str
-    """Identifies the result among those of the run."""
-
-    def check(self, known: Mapping[str, Line]) -> None:
-        """Refuse what would fail only hours later, and settings that differ from those of the runs
-        in `known`, the lines of the records by name of run."""
-
-    def rows(self, work: Work) -> Iterable[Line]:
-        """Train the model, or go on where it stopped, and measure it."""
+def objective_of(config: ClearheadConfig) -> str:
+    """The objective of a model: hidden tokens if it is bidirectional, else the next token."""
+    return "mlm" if config.direction == "bidirectional" else "next-token"
 
 
-def run_missing(trials: Sequence[Trial], output: Path, task: str, work: Work) -> Records:
-    """Train and measure the trials that `output` lacks, a locked folder; return its records."""
+def new_model(config: ClearheadConfig) -> Any:
+    """A model with fresh weights, of the class that learns its objective."""
+    masked = objective_of(config) == "mlm"
+    return (ClearheadForMaskedLM if masked else ClearheadForCausalLM)(config)
+
+
+def fitted(
+    name: str, size: str, corpus: Corpus, settings: TrainConfig, **changes: Any
+) -> ClearheadConfig:
+    """The preset with the corpus's vocabulary and special tokens, and room for its windows; the
+    user's own `changes` win, but a vocab_size that leaves out ids."""
+    base = preset(name, size, **changes)
+    ids = corpus.vocabulary_size
+    if "vocab_size" in changes and base.vocab_size < ids:
+        raise ClearheadError(f"vocab_size is {base.vocab_size}, and the tokenizer has {ids} ids")
+    room = max(base.max_position_embeddings, settings.sequence_length)
+    keys = {"vocab_size": ids, "max_position_embeddings": room}
+    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        keys[token] = getattr(corpus.tokenizer, token)
+    return preset(name, size, **{**keys, **changes})
+
+
+def check_length(model: Any, name: str, length: int, option: str = "sequence-length") -> None:
+    """Refuse texts longer than the model can tell positions apart; `option` sets their length."""
+    limit, ours = longest_text(model), isinstance(model.config, ClearheadConfig)
+    if limit is None and ours:
+        limit = model.base_model.position.longest()
+        limit = limit and limit - model.base_model.prefix_length
+    if limit is not None and length > limit:
+        raise ClearheadError(
+            f"windows of {length} tokens are more than the {limit} positions of {name}: give "
+            f"--train.{option} {limit}" + ", or raise max_position_embeddings" * ours
+        )
+
+
+def batches(
+    corpus: Corpus, settings: TrainConfig, output: Path, *, masked: bool = False
+) -> Batches | MaskedBatches:
+    """The training batches, in the order of a run in `output`; `masked` hides a share of the tokens
+    of a corpus with a mask token."""
+    begin = corpus.tokenizer.bos_token_id if settings.begin_windows else None
+    if settings.begin_windows and begin is None:
+        raise ClearheadError("begin_windows needs a begin token, which this tokenizer lacks")
+    names = ("sequence_length", "batch_size", "seed", "accumulation", "document_masks")
+    options: Any = {name: getattr(settings, name) for name in names}
+    plain = Batches(corpus, begin=begin, began=data_of(output), **options)
+    return MaskedBatches(plain, Masking(corpus.tokenizer, SHARE)) if masked else plain
+
+
+def data_of(output: Path) -> str | None:
+    """The fingerprint of the batches of the run in a folder; None where there is no run."""
+    return read_record(output).get("data") if (output / run_dir.RUN_FILE).exists() else None
+
+
+def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corpus:
+    """The text tokenised by a model's own tokenizer; without an end token documents have no END."""
+    return prepare(data, tokenizer=tokenizer, progress=say, closed=False, began=began)
+
+
+def run_of(model: str) -> dict[str, Any]:
+    """The run.json of the training run with this folder or final model; {} for other models."""
+    folder = Path(model)
+    places = (one for one in (folder, folder.parent) if (one / run_dir.RUN_FILE).is_file())
+    return next(map(read_record, places), {})
+
+
+def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
+    """The text that `data` names; if it names none, that of the runs that trained the models, which
+    must be the same."""
+    if data.data != OWN:
+        return data
+    texts: dict[DataConfig, str] = {}
+    for model in models:
+        described = run_of(model).get("description", {}).get("data") or {}
+        if "sources" in described:
+            words = [
+                one["spec"] + (f"@{one['weight']!r}" if one["weight"] is not None else "")
+                for one in described["sources"]
+            ]
+            known = {name: described[name] for name in ("validation", "limit", "text_field")}
+            texts.setdefault(replace(data, data=tuple(words), **known), model)
+    if len(texts) > 1:
+        named = "; ".join(f"{model}: {', '.join(text.data)}" for text, model in texts.items())
+        raise ClearheadError(f"models trained on different texts ({named}): give --data.data")
+    return next(iter(texts), replace(data, data=DataConfig.data))
+
+
+def refuse_tokenizer(data: DataConfig) -> None:
+    """Raise a ClearheadError if `data` names a tokenizer, since the model has its own."""
+    for name in ("tokenizer", "vocabulary"):
+        if getattr(data, name) != getattr(DataConfig, name):
+            raise ClearheadError(f"data.{name} has no effect: the model's tokenizer reads the text")
+
+
+def load_model(
+    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
+) -> tuple[Any, Any]:
+    """A model of one of the `kinds` in eval mode on the best device, and its tokenizer."""
+    model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
+    return model.to(best_device()), tokenizer
+
+
+def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
+    """Raise a ClearheadError if a text could contain tokens for which the model has no embedding;
+    tokens that no text contains, such as a padding token, may lie beyond the embeddings."""
+    entries = model.get_input_embeddings().num_embeddings
+    if vocabulary_size(tokenizer) <= entries:
+        return
+    ids = {*yielded(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
+    if max(ids) >= entries:
+        beyond = f"ids up to {max(ids)}, beyond the {entries} embeddings of its model"
+        raise ClearheadError(f"the tokenizer of {name} reads texts into {beyond}: restore its own")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A trained causal model of any library to start from, and text of its own tokenizer for
+    windows of one length."""
+
+    name: str
+    model: Any
+    corpus: Corpus
+    length: int
+
+    def start(self, preset: str | None, settings: Mapping[str, Any]) -> Start:
+        """A copy with the mechanisms of a preset and of further settings; in the model's own class
+        where they change nothing."""
+        changes = target(preset, settings)
+        if not changes:
+            return Start(copy.deepcopy(self.model), (), ())
+        start = started(imported(self.model), changes)
+        check_length(start.model, f"{self.name} beside learned keys", self.length)
+        return start
+
+    @cached_property
+    def origin(self) -> dict[str, str]:
+        """The model's name and a hash of its weights, for records."""
+        return {"name": self.name, "parameters": parameters_digest(self.model)}
+
+
+def open_base(
+    name: str,
+    data: DataConfig,
+    length: int,
+    *,
+    trust_remote_code: bool,
+    began: str | None = None,
+    alike: bool = False,
+) -> Base:
+    """Open a model, in float32, for training in windows of `length`, and prepare its text.
+    `alike` leaves out the dropout of its own class, which is lost with other mechanisms."""
+    refuse_tokenizer(data)
+    require_convertible(name, trust_remote_code=trust_remote_code)
+    model, tokenizer = load(name, trust_remote_code=trust_remote_code)
+    check_length(model, name, length)
+    require_own_tokenizer(name, model, tokenizer)
+    corpus = own_text(data, tokenizer, began)
+    shares = dropouts(model.config) if alike and type(model).__name__ in FAMILIES else {}
+    if shares:
+        say(f"{words_of(shares)}: left out of every arm, since a converted model has no dropout")
+        config = copy.deepcopy(model.config)
+        for key in shares:
+            setattr(config, key, 0.0)
+        model = filled(type(model), config, model.state_dict(), model)
+    return Base(name, model.float(), corpus, length)
+
+
+def resting_sinks(model: Any, config: TrainConfig) -> str:
+    """A warning with its remedy for sinks to be trained that no gradient reaches; "" for none."""
+    rests = [
+        module.rests
+        for name, module in model.named_modules()
+        if isinstance(module, Sink)
+        and (not config.only or matched(f"{name}.logit", config.only))
+        and not matched(f"{name}.logit", config.freeze)
+    ]
+    return f"{AT_REST}: give --set annealed_start=true" if rests and all(rests) else ""
+
+
+def run_training(job: TrainJob) -> TrainResult:
+    """Train the model of a job, or go on with the run in its output folder where `job.resume` names
+    it; OUTPUT/final is then a plain Hugging Face checkpoint."""
+    with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
+        resume = job.resume is not None
+        resumes = resume or world.restarted()  # in which all processes take part
+
+        def check_folder() -> None:
+            """Refuse a folder in use, and for a new run one with runs, before any text is read."""
+            with hold_folder(job.output):
+                if not resumes:
+                    run_dir.require_no_run(job.output)
+                    if any(job.output.glob("*seed*/run.json")):
+                        raise ClearheadError(f"{job.output} holds the runs of another verb")
+
+        world.by_first(check_folder)
+        began = data_of(job.output) if resume else None
+        start: dict[str, Any] = {"preset": job.preset, "from": None}
+        if job.base is None:
+            start |= {"preset": job.preset or BASELINE, "size": job.size}
+            model, corpus = world.in_turn(lambda: _new(job, start["preset"], began))
+        else:
+            named: Any = (job.base, job.data, job.train.sequence_length)
+            options: Any = {"trust_remote_code": job.trust_remote_code, "began": began}
+            base = world.in_turn(lambda: open_base(*named, **options))
+            corpus, start["from"] = base.corpus, base.origin
+            if isinstance(base.model, ClearheadForCausalLM):
+                check_baseline(job.preset, job.set, base.model.config)
+            begun = base.start(job.preset, job.set)
+            model = begun.model
+            for line in begun.in_words():
+                say(line)
+            if resume:  # where it still reads the weights that it began with
+                first = read_record(job.output)["description"].get("from") or {}
+                reads = job.train.lora or checkpoint.newest(job.output) is None
+                reads = reads or job.base != first.get("name")
+                if reads and first.get("parameters") != base.origin["parameters"]:
+                    began_with = f"the run in {job.output} started from ({first.get('name')})"
+                    raise ClearheadError(f"{job.base} has other weights than {began_with}")
+            elif remark := resting_sinks(model, job.train):
+                say(remark)
+        say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
+        planned = job.train.schedule_tokens
+        if resume and planned is not None and planned < job.train.tokens:
+            rate = learning_rate(job.train.steps - 1, job.train)
+            still = f"after the {planned:,} of its schedule the learning rate stays at {rate:g}"
+            say(f"extended to {job.train.tokens:,} tokens: {still}")
+        torch.manual_seed(job.train.seed)
+        masked = getattr(model, "objective", "") == "mlm"
+        with world.together():
+            read = batches(corpus, job.train, job.output, masked=masked)
+        return train(
+            model.to(best_device()),
+            read,
+            job.train,
+            output=job.output,
+            tokenizer=corpus.tokenizer,
+            resume=resume,
+            callbacks=[Progress(), *make_trackers(job.track)],
+            description={
+                **start,
+                "objective": "mlm" if masked else "next-token",
+                "mask": SHARE if masked else None,
+                "data": corpus.describe(),
+                "job": {k: x for k, x in canonical(job).items() if k not in _OF_THE_RUN},
+            },
+        )
+
+
+def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
+    """A preset with fresh weights, and its text; `began`: fingerprint of a begun run's text."""
+    config = preset(name, job.size, **job.set)  # refuses before anything is read
+    corpus = prepare(job.data, progress=say, began=began)
+    if objective_of(config) == "mlm":
+        corpus = with_mask_token(corpus)
+    config = fitted(name, job.size, corpus, job.train, **job.set)
+    torch.manual_seed(job.train.seed)
+    model = new_model(config)
+    check_length(model, name, job.train.sequence_length)
+    return model, corpus
+
+
+def recorded(output: Path) -> TrainJob:
+    """The job whose run is in `output`, with the settings that it has now; raises a ClearheadError
+    where there is none, or no `run_training` of this version began it."""
+    record = read_record(output)
+    try:
+        names = {one.name for one in fields(TrainJob)}
+        settings = {key: x for key, x in record["description"]["job"].items() if key in names}
+        return replace(restored(TrainJob, settings | {"train": record["config"]}), output=output)
+    except (KeyError, TypeError):
+        own = f"give its own command again, {str(record.get('command'))!r}"
+        raise ClearheadError(f"{output} is not of this version's clearhead train: {own}") from None
+
+
+def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
+    """The begun run with what `job` may change of it; another change is refused by its option."""
+    free = {f"--train.{key.replace('_', '-')}" for key in run_dir.FREE_KEYS | {"tokens"}}
+    free |= {"--track", "--resume", "--data.cache", "--trust-remote-code"}
+    # The same content may lie elsewhere: its fingerprint is compared, not its place.
+    free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
+    own = {"preset": "preset", "base": "--from", "set": "--set"}  # of a field; others have its name
+    names = [name for name, _, _ in differences(canonical(begun), canonical(job))]
+    changed = {own.get(one.split(".")[0], f"--{one.replace('_', '-')}") for one in names}
+    if fixed := sorted(changed - free):
+        raise ClearheadError(f"leave out {', '.join(fixed)}, or start another run")
+    if job.train.tokens == begun.train.tokens:
+        return job
+    planned = begun.train.schedule_tokens or begun.train.tokens
+    return replace(job, train=replace(job.train, schedule_tokens=planned))
+
+
+def run_missing(trials: Sequence[Any], output: Path, task: str, work: Work) -> Records:
+    """Train and measure the trials that `output` lacks, a locked folder; return its records.
+
+    A trial is a configuration with a seed, the `folder` of its run and the `header` of its records;
+    `check(known)` refuses what would fail only hours later, and other settings than those of the
+    known runs; `rows(work)` trains, or goes on where it stopped, and measures.
+    """
     store = Store(output / RECORDS)
     for one in trials:  # all before the first is trained, which may take hours
         one.check(store.headers)

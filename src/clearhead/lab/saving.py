@@ -6,9 +6,8 @@ header of a safetensors file.
 
 import io
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -20,14 +19,10 @@ from torch import Tensor, nn
 from clearhead.data import Corpus, prepare, windows
 from clearhead.errors import ClearheadError, require
 from clearhead.lab.measuring import check_models
-from clearhead.lab.run_setup import load_model, refuse_tokenizer, text_of
+from clearhead.lab.runs import load_model, refuse_tokenizer, text_of
 from clearhead.lab.sweep_configs import QuantizeConfig, short_names
-from clearhead.models.inspection import (
-    generating_plainly,
-    longest_text,
-    parameter_count,
-    within_memory,
-)
+from clearhead.models import inspection
+from clearhead.models.inspection import longest_text, parameter_count
 from clearhead.models.loading import pretrained, resolved, without_bars
 from clearhead.quantize import Scheme, Texts, cost, linear_layers, quantized, scheme
 from clearhead.quantize.compressed import LIBRARY, as_loaded, check_widths, compress, stated
@@ -48,24 +43,19 @@ UNTIMED, ROUNDS = 2, 5  # of timing: the first calls compile
 def run_saving(config: QuantizeConfig) -> None:
     """Save a model under a scheme, open it by transformers and compare it with the simulation;
     raises a ClearheadError for what the format cannot hold, and where the two differ."""
-    _refuse_idle(config, "deploy", "output", "seeds")
-    if len(config.models) != 1 or len(config.scheme) != 1 or not config.given("scheme"):
-        raise ClearheadError(
-            f"--save takes one model and one --scheme, such as w8a8-static; found "
-            f"{len(config.models)} and {len(config.scheme) if config.given('scheme') else 'none'}"
-        )
+    schemes = len(config.scheme) if config.given("scheme") else 0
+    if (len(config.models), schemes) != (1, 1):
+        found = f"{len(config.models)} and {schemes or 'none'}"
+        raise ClearheadError(f"--save takes one model and one --scheme; found {found}")
     how, folder, (source,) = scheme(config.scheme[0]), config.save, config.models
     stated(how)  # refuses what the format cannot say
     assert folder is not None
     require(*LIBRARY)
-    require_new(folder)
-    check_models(config)
+    _check(config, folder, "deploy", "output", "seeds")
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
     if model.config.model_type == "clearhead":
-        raise ClearheadError(
-            f"{source} is a model of clearhead's own, which no server loads: save what "
-            f"`clearhead convert {source} FOLDER --for serving` makes"
-        )
+        made = f"`clearhead convert {source} FOLDER --for serving` makes"
+        raise ClearheadError(f"no server loads clearhead's own models: save what {made}")
     check_widths(linear_layers(model), how)
     corpus, texts = _read(config, tokenizer)
     if how.calibrated:
@@ -79,25 +69,22 @@ def run_saving(config: QuantizeConfig) -> None:
     figures["simulated_perplexity"] = simulated = _perplexity(model, texts, how)
     with quantized(model, as_loaded(how), texts):
         predicted = continuations(model, prompts, tokens)
-    with publish_folder(folder) as temporary, _quietly():
-        compressor = compress(model, how, texts)
-        model.save_pretrained(temporary)
-        compressor.update_config(temporary)
-        tokenizer.save_pretrained(temporary)
-    del model
-    say(f"saved: {folder}; transformers loads it")
-    with _quietly():
+    with without_bars(), redirect_stderr(io.StringIO()):  # of compressed-tensors' bars
+        with publish_folder(folder) as temporary:
+            compressor = compress(model, how, texts)
+            model.save_pretrained(temporary)
+            compressor.update_config(temporary)
+            tokenizer.save_pretrained(temporary)
+        del model
         model, _ = load_model(str(folder), trust_remote_code=config.trust_remote_code)
         again = continuations(model, prompts, tokens)
         figures["saved_perplexity"] = saved = _perplexity(model, texts)
     equal = sum(a == b for a, b in zip(again, predicted, strict=True))
     figures |= {"prompts": len(prompts), "equal_continuations": equal}
-    _keep(folder, figures, torch.device("cpu"), "compressed-tensors")
+    _seal(folder, figures, torch.device("cpu"), "compressed-tensors")
     if abs(saved - simulated) > FAR * simulated:
-        raise ClearheadError(
-            f"{folder} was saved, but its perplexity is {saved:.2f} where {simulated:.2f} was "
-            "simulated: do not use it"
-        )
+        found = f"perplexity is {saved:.2f} where {simulated:.2f} was simulated"
+        raise ClearheadError(f"{folder} was saved, but its {found}: do not use it")
     show(
         f"{how.name}: {figures['bytes']:,} bytes; perplexity {saved:.2f} ({saved / full - 1:+.2%}),"
         f" simulated {simulated:.2f} ({simulated / full - 1:+.2%}), in full precision {full:.2f}; "
@@ -109,20 +96,18 @@ def run_deployment(config: QuantizeConfig) -> None:
     """Save models by torchao; a new process loads and measures each beside the one in bfloat16."""
     if config.deploy is None or config.output is None:
         raise ClearheadError("a model to keep takes --deploy and --output")
-    _refuse_idle(config, "scheme", "seeds")
-    require_new(config.output)
-    check_models(config)
+    _check(config, config.output, "scheme", "seeds")
     for source, name in zip(config.models, short_names(config.models), strict=True):
         folder = config.output
         if len(config.models) > 1:
             folder /= f"{name}-{config.deploy}"
-        with within_memory("a model is held twice, whole and in few bits: free memory for it"):
+        with inspection.within_memory("a model is held whole and in few bits: free memory"):
             texts, load = _deploy(source, folder, config)
             say(f"{name}, {config.deploy}: saved; a new process loads the saved model")
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 figures = pool.submit(_beside, folder, resolved(source), texts, load).result()
         about = {"form": config.deploy, "of": source, **figures}
-        _keep(folder, about, torch.device(load["device_map"]), "torchao")
+        _seal(folder, about, torch.device(load["device_map"]), "torchao")
         bits, full = (
             f"{about[f'{side}bytes']:,} bytes, {style.number(about[f'{side}tokens_per_second'])} "
             f"tokens/s, perplexity {about[f'{side}perplexity']:.2f}"
@@ -196,17 +181,20 @@ def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]
     own = model.generation_config
     try:
         with torch.no_grad():
-            out: Tensor = generating_plainly(model).generate(prompts_BT, **options)
+            out: Tensor = inspection.generating_plainly(model).generate(prompts_BT, **options)
     finally:
         model.generation_config = own
     return out[:, prompts_BT.shape[1] :].tolist()
 
 
-def _refuse_idle(config: QuantizeConfig, *names: str) -> None:
-    """Refuse options that have no effect on what is saved."""
+def _check(config: QuantizeConfig, output: Path, *idle: str) -> None:
+    """Refuse options without effect on what is saved, an output that exists, and models as
+    `check_models` does."""
     refuse_tokenizer(config.data)
-    if idle := config.given(*names, "records", "page", "title"):
-        raise ClearheadError(f"{', '.join(idle)} has no effect on a model that is saved")
+    if given := config.given(*idle, "records", "page", "title"):
+        raise ClearheadError(f"{', '.join(given)} has no effect on a model that is saved")
+    require_new(output)
+    check_models(config)
 
 
 def _read(config: QuantizeConfig, tokenizer: Any) -> tuple[Corpus, Texts]:
@@ -217,21 +205,14 @@ def _read(config: QuantizeConfig, tokenizer: Any) -> tuple[Corpus, Texts]:
 
 
 def _perplexity(model: Any, texts: Texts, how: Scheme | None = None) -> float:
-    found = cost(model, how, texts)
-    if found.perplexity is None:
-        raise ClearheadError(f"no perplexity: {found.reason}")
-    return found.perplexity
+    result = cost(model, how, texts)
+    if result.perplexity is None:
+        raise ClearheadError(f"no perplexity: {result.reason}")
+    return result.perplexity
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the progress bars of compressed-tensors and transformers."""
-    with without_bars(), redirect_stderr(io.StringIO()):
-        yield
-
-
-def _keep(folder: Path, figures: dict[str, Any], device: torch.device, package: str) -> None:
-    """Write the figures into the saved folder and seal it."""
+def _seal(folder: Path, figures: dict[str, Any], device: torch.device, package: str) -> None:
+    """Write the figures into the saved folder, and its checksums."""
     figures["bytes"] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     figures |= {**provenance(device), "versions": versions(package)}
     write_json(folder / "quantization.json", figures)

@@ -8,23 +8,11 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, Suppress
 
+from clearhead import metavars
 from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
 from clearhead.eval.options import OPTIONS
-from clearhead.metavars import (
-    Change,
-    Model,
-    Name,
-    OpensModels,
-    Overrides,
-    Scaling,
-    SchemeName,
-    Size,
-    Source,
-    TaskName,
-    Text,
-    overrides,
-)
+from clearhead.metavars import OpensModels, Overrides, overrides
 from clearhead.ranges import Count, Length, Natural, check, check_distinct
 
 DIAGNOSIS_FILE = "diagnosis.jsonl"  # in the output folder of a diagnosis
@@ -37,7 +25,7 @@ AUTO = "auto"  # the prefix that is searched for
 class SweepConfig(OpensModels):
     """Subjects of a measurement: models, seeds and text."""
 
-    models: Positional[tuple[Model, ...]]
+    models: Positional[tuple[metavars.Model, ...]]
     """Checkpoints' folders (RUN/final), or hub names; several stand side by side."""
     seeds: tuple[Natural, ...] = (0,)
     """Seeds of random draws: keys, needles, places and samples, or windows (seed 0 reads the first
@@ -55,7 +43,7 @@ class SweepConfig(OpensModels):
 class EvaluateSettings(SweepConfig):
     """Models, tasks and text of an evaluation."""
 
-    tasks: tuple[TaskName, ...] = ()
+    tasks: tuple[metavars.TaskName, ...] = ()
     """Tasks: perplexity, passkey, needles, recall, hits, allocation, shots, hallucination; masked
     for a masked model. Any other name is a task of lm-eval. By default perplexity, or masked for a
     masked model."""
@@ -63,7 +51,7 @@ class EvaluateSettings(SweepConfig):
     """Lengths in tokens; by default 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: Length = 65_536
     """Tokens of text read at each length, approximately."""
-    rope_scaling: tuple[Scaling, ...] = ("none",)
+    rope_scaling: tuple[metavars.Scaling, ...] = ("none",)
     """Scalings of the rotary frequencies: none, linear, ntk, dynamic, yarn. Each task is
     measured under each."""
     factors: tuple[float, ...] = ()
@@ -72,7 +60,7 @@ class EvaluateSettings(SweepConfig):
     """Documents to read: the held-out ones, or all (for a file that no training saw)."""
     batch_tokens: Count = 8192
     """Tokens run together; no result depends on it."""
-    label: Name = ""
+    label: metavars.Name = ""
     """Label of the records on a page that shows several sets."""
     records: Path | None = None
     """File to which each result is appended as it is done; the same command goes on where it
@@ -95,12 +83,12 @@ EvaluateConfig = make_dataclass(
 class DiagnoseConfig(SweepConfig):
     """A diagnosis: models, and windows of text."""
 
-    models: Positional[tuple[Model, ...]]
+    models: Positional[tuple[metavars.Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name.
     init:NAME is a preset with fresh weights, drawn by the first of --seeds."""
     output: Path = Path("runs/diagnose")
     """Folder for diagnosis.jsonl and diagnosis.html; the same command goes on where it stopped."""
-    size: Size | None = None
+    size: metavars.Size | None = None
     """Size of an init: preset, such as small; by default tiny."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of an init: model, such as num_hidden_layers=24."""
@@ -129,7 +117,12 @@ class DiagnoseConfig(SweepConfig):
 class QuantizeConfig(SweepConfig):
     """A quantisation: models, schemes and text."""
 
-    scheme: tuple[SchemeName, ...] = ("w8a8-coarse", "w8a8-token", "w4-channel", "w4-group")
+    scheme: tuple[metavars.SchemeName, ...] = (
+        "w8a8-coarse",
+        "w8a8-token",
+        "w4-channel",
+        "w4-group",
+    )
     """Schemes such as w8a8-fine, w3-group64, logits6-row, kv4-channel, w8a8-token+kv8; or
     "all", whose bits docs/quantize.md lists."""
     deploy: Literal["int8-dynamic-tensor"] | None = None
@@ -152,31 +145,29 @@ class QuantizeConfig(SweepConfig):
     stopped, and the page then shows all that it holds."""
     page: Path | None = None
     """File for the page of perplexity against bits."""
-    title: Text = ""
+    title: metavars.Text = ""
     """The page's title; the models' names unless given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokens < self.length:
-            raise ClearheadError(
-                f"tokens is {self.tokens}: give one window, {self.length}, or more"
-            )
+            raise ClearheadError(f"tokens is {self.tokens}: give a window, {self.length}, or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig(OpensModels):
     """A conversion: a model, and the mechanisms or the format to put it on."""
 
-    model: Positional[Model]
+    model: Positional[metavars.Model]
     """A Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, DiffLlama, GraniteSWA or dense Flint, or a
     clearhead model: a folder or a hub name."""
     output: Positional[Path]
     """The folder of the converted model, which does not exist yet."""
-    to: tuple[Change, ...] = ()
+    to: tuple[metavars.Change, ...] = ()
     """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
     normalizer=sink"; weights that both models have are kept. Without --to a model of transformers
     becomes a clearhead model, and a clearhead model one of transformers."""
-    prefix: Text | None = None
+    prefix: metavars.Text | None = None
     """Tokens before every text, as learned keys and values (normalizer=key-value): a text
     such as \\n, or auto, to search for one on the text of --calibrate."""
     rotate: tuple[Literal["residual", "values", "down"], ...] = ()
@@ -196,14 +187,14 @@ class ConvertConfig(OpensModels):
     """Write a model for servers. serving: as a family of transformers if one fits, else with a
     modelling file of its own, which servers run with trust_remote_code. llama.cpp: as a family
     that llama.cpp's converter to GGUF reads."""
-    calibrate: Source | None = None
+    calibrate: metavars.Source | None = None
     """Text that sets what --to adds: a sink gets the weight that the first token has in this text,
     learned keys and values are those of its first tokens. A file, a folder, or another source of
     --data.data."""
     sink_logit: float | None = None
     """Initial logit of the sinks that --to adds; by default −40, too low to have an effect; 0 is
     softmax-1."""
-    text: Source | None = None
+    text: metavars.Source | None = None
     """Text on which the distance of both models is measured, in words or as --calibrate; by default
     windows of --calibrate that did not calibrate, or else python-stdlib."""
     length: Length = 512
@@ -212,23 +203,16 @@ class ConvertConfig(OpensModels):
     """Number of windows to calibrate on, and of windows to measure on."""
 
     def __post_init__(self) -> None:
-        if len(presets := [word for word in self.to if "=" not in word]) > 1:
-            raise ClearheadError(
-                f"--to has the presets {' and '.join(presets)}: give one, and axes"
-            )
+        if sum("=" not in word for word in self.to) > 1:
+            raise ClearheadError("--to takes one preset, and axes")
         if self.prefix == AUTO and self.calibrate is None:
             raise ClearheadError("--prefix auto is searched for on a text: give --calibrate TEXT")
         if self.learn_rotation and "residual" not in self.rotate:
-            raise ClearheadError("--learn-rotation would have no effect without --rotate residual")
+            raise ClearheadError("--learn-rotation has no effect without --rotate residual")
         if not self.changes and (idle := self.given("calibrate", "sink_logit", "text")):
-            raise ClearheadError(
-                f"{idle[0]} would have no effect without --to, --prefix, --rotate or --equalise"
-            )
+            raise ClearheadError(f"{idle[0]} has no effect without --to, --prefix or --rotate")
         if self.changes and self.purpose:
-            raise ClearheadError(
-                "--for is a step of its own: convert without it first, then the result with "
-                f"--for {self.purpose}"
-            )
+            raise ClearheadError("--for is a step of its own: convert without it first")
 
     @property
     def preset(self) -> str | None:
@@ -236,23 +220,14 @@ class ConvertConfig(OpensModels):
         return next((word for word in self.to if "=" not in word), None)
 
     def settings(self) -> dict[str, Any]:
-        """The axes that change: those of KEY=VALUE words, and the one of a rotation.
-
-        Raises:
-            ClearheadError: for words of another form.
-        """
+        """The axes that change: those of KEY=VALUE words, and the one of a rotation."""
         rotation = ["mlp_rotation=hadamard"] if "down" in self.rotate else []
         return overrides([*(word for word in self.to if "=" in word), *rotation])
 
     @property
     def basis(self) -> list[Any]:
-        """The parts of `rotate` that are merged into the weights."""
+        """The parts of `rotate` that are merged into the weights, by random rotations."""
         return [part for part in self.rotate if part != "down"]
-
-    @property
-    def is_drawn(self) -> bool:
-        """True if the conversion draws random rotations."""
-        return bool({"residual", "values"} & {*self.rotate})
 
     @property
     def changes(self) -> bool:
@@ -264,25 +239,19 @@ class ConvertConfig(OpensModels):
 class PlanConfig(OpensModels):
     """Models to count."""
 
-    models: Positional[tuple[Model, ...]] = ()
+    models: Positional[tuple[metavars.Model, ...]] = ()
     """Presets, run folders, or Hugging Face models that convert reads (a folder with config.json,
     or a hub name), each with its costs; by default a table of all presets."""
-    size: Size = "tiny"
+    size: metavars.Size = "tiny"
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of presets, such as num_hidden_layers=24."""
-    lengths: Suppress[tuple[Length, ...]] = ()
-    """Lengths of a text, in tokens, of `record_memory`."""
-    records: Suppress[Path | None] = None
-    """Its file."""
+    lengths: Suppress[tuple[Length, ...]] = ()  # of a text, in tokens, of `record_memory`
+    records: Suppress[Path | None] = None  # its file
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Short and different: the run's folder rather than its "final".
-
-    Raises:
-        ClearheadError: where one model is given twice.
-    """
+    """Short and different: the run's folder rather than its "final"."""
     short = []
     for source in sources:
         path = Path(source.removeprefix(FRESH))
@@ -290,8 +259,4 @@ def short_names(sources: Sequence[str]) -> list[str]:
             path = path.resolve()
         path = path.parent if path.name == "final" and path.parent.name else path
         short.append(FRESH * source.startswith(FRESH) + path.name)
-    if len(set(short)) == len(short):
-        return short
-    if len(set(sources)) == len(sources):
-        return list(sources)
-    raise ClearheadError(f"{sources[0]!r} twice: give two models, or one")
+    return short if len(set(short)) == len(short) else list(sources)

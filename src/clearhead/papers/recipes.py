@@ -3,7 +3,9 @@
 docs/recipes.md names what each paper leaves open or contradicts, and what was chosen there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from shlex import join
 from typing import Any, NamedTuple
 
 from clearhead.papers.study import Study
@@ -97,3 +99,34 @@ for _preset, _tokenizer, _sizes, _tokens in (
         data=("hf:allenai/c4:en",), tokenizer=_tokenizer, limit=80_000_000_000,
         tokens=_tokens, sequence_length=256, batch_size=64, accumulation=8, learning_rate=1e-3,
         save_every=500)
+# fmt: on
+
+
+def commands() -> Iterator[str]:
+    """Each run in a line, and the commands that train its arms."""
+    from clearhead.models import plan, preset
+
+    for name, run in RUNS.items():
+        config, arm = run.config, run.config.arms[0]
+        count = plan(preset(arm.preset, config.size, **arm.model)).parameters
+        more = f"; goes on from {run.continues}" if run.continues else ""
+        yield (
+            f"# {name}: {run.parameters} of {run.paper}; {count:,} parameters, "
+            f"{config.train.tokens:,} tokens{more}"
+        )
+        for arm in config.arms:
+            words = ["clearhead", "train", arm.preset, "--size", config.size]
+            keys = [f"{key}={value}" for key, value in arm.model.items()]
+            rate = run.rates.get(arm.preset, arm.train.learning_rate)
+            train = replace(arm.train, learning_rate=rate)
+            words += ["--set", *keys] if keys else []
+            yield join([*words, *_options("train", train), *_options("data", config.data)])
+
+
+def _options(part: str, settings: Any) -> Iterator[str]:
+    """The words that make these settings, but for those that have their defaults."""
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if value != getattr(type(settings)(), one.name):
+            yield f"--{part}.{one.name.replace('_', '-')}"
+            yield from map(str, value if isinstance(value, tuple) else (value,))

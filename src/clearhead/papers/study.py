@@ -125,7 +125,7 @@ class Study(CompareConfig):
         """The job that converts the model to start from, where it is to be converted."""
         if (by := self.conversion) is None:
             return None
-        by = replace(by, seed=seed if by.is_drawn else 0)
+        by = replace(by, seed=seed if by.basis else 0)
         changes = {"rotate": ",".join(by.rotate), "prefix": by.prefix, "seed": by.seed}
         words = [*by.to, *(f"{key}={value}" for key, value in changes.items() if value)]
         words += ["learned"] * by.learn_rotation + ["equal"] * by.equalise
