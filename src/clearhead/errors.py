@@ -2,8 +2,20 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from types import ModuleType
+from typing import Any
+
+# Option and its word, "" for any → the module that it needs, and the extra that brings it.
+_NEEDS = {
+    ("track", "tensorboard"): ("torch.utils.tensorboard", "tensorboard"),
+    ("track", "wandb"): ("wandb", "wandb"),
+    ("lora", ""): ("peft", "peft"),
+    ("deploy", ""): ("torchao", "torchao"),
+    ("save", ""): ("compressed_tensors", "compressed-tensors"),
+    ("tasks", "lm_eval"): ("lm_eval", "lm-eval"),
+}
 
 
 class ClearheadError(Exception):
@@ -53,3 +65,17 @@ def require(module: str, extra: str) -> ModuleType:
         raise ClearheadError(
             f"{module} is not installed; it comes with an extra: pip install 'clearhead[{extra}]'"
         ) from error
+
+
+def require_extras(settings: Mapping[str, Any]) -> None:
+    """Import every module that settings need, those of nested settings too, before any work."""
+    for key, value in settings.items():
+        inner = vars(value) if is_dataclass(value) else value
+        if isinstance(inner, Mapping):  # its keys are options too, such as those to vary
+            require_extras(inner)
+            continue
+        option = str(key).removeprefix("train.")
+        for word in filter(None, inner if isinstance(inner, tuple) else (inner,)):
+            for part in str(word).split(","):
+                if need := _NEEDS.get((option, part)) or _NEEDS.get((option, "")):
+                    require(*need)

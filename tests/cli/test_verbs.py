@@ -1,6 +1,7 @@
 """The command line as a person uses it: what it answers, and how it refuses."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest

@@ -73,7 +73,7 @@ def test_a_model_in_16_bits_has_the_codes_of_float32(tmp_path):
     "name", ["w8a8-coarse", "w3-group64", "hadamard-w8a8-token", "kv8", "fp8-static+kv-fp8"]
 )
 def test_a_scheme_that_the_format_cannot_say(name):
-    with pytest.raises(ClearheadError, match=r"cannot say .*: choose w8a8-token, w8a8-static"):
+    with pytest.raises(ClearheadError, match=r"cannot say .*: choose "):
         stated(scheme(name))
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import tyro
 
 from clearhead import extensions
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require_extras
 from clearhead.metavars import called
 from clearhead.ranges import check
 
@@ -116,6 +116,7 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
             raise
         raise ClearheadError(f"{_one_line(said.getvalue())}; see clearhead {name} --help") from None
     check(command)
+    require_extras(vars(command))
     _check_values(options, command)
     for field in dataclasses.fields(verb.Command):
         needed = field.default is field.default_factory is dataclasses.MISSING

@@ -25,7 +25,7 @@ from clearhead.models import inspection
 from clearhead.models.inspection import longest_text, parameter_count
 from clearhead.models.loading import pretrained, resolved, without_bars
 from clearhead.quantize import Scheme, Texts, cost, linear_layers, quantized, scheme
-from clearhead.quantize.compressed import LIBRARY, as_loaded, check_widths, compress, stated
+from clearhead.quantize.compressed import as_loaded, check_widths, compress, stated
 from clearhead.quantize.linear import CALIBRATION
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, require_new, write_json
@@ -50,7 +50,6 @@ def run_saving(config: QuantizeConfig) -> None:
     how, folder, (source,) = scheme(config.scheme[0]), config.save, config.models
     stated(how)  # refuses what the format cannot say
     assert folder is not None
-    require(*LIBRARY)
     _check(config, folder, "deploy", "output", "seeds")
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
     if model.config.model_type == "clearhead":

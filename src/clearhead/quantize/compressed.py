@@ -27,8 +27,7 @@ def stated(scheme: Scheme) -> dict[str, Any]:
     how, inputs = scheme.weights, scheme.activations
     if not re.fullmatch(_SAID, scheme.name) or how is None:
         raise ClearheadError(
-            f"compressed-tensors cannot say {scheme.name}: choose w8a8-token, w8a8-static, "
-            "fp8-token, fp8-static, w4a16-channel, w4a16-group64 or w8a16-…"
+            f"compressed-tensors cannot say {scheme.name}: choose {_nearest(scheme)}"
         )
     kind: dict[str, Any] = {"num_bits": how.bits, "symmetric": True}
     kind["type"] = "float" if how.quantizer == "fp8" else "int"
@@ -40,6 +39,17 @@ def stated(scheme: Scheme) -> dict[str, Any]:
     static = {"strategy": "tensor", "dynamic": False}
     scale = static if scheme.calibrated else {"strategy": "token", "dynamic": True}
     return {"weights": weights, "input_activations": {**kind, **scale}}
+
+
+def _nearest(scheme: Scheme) -> str:
+    if said := [part for part in scheme.name.split("+") if re.fullmatch(_SAID, part)]:
+        return said[0]
+    how, inputs = scheme.weights, scheme.activations
+    if how is not None and inputs is None:
+        scale = f"group{how.group}" if how.scale == "group" else "channel"
+        return f"w{4 if how.bits <= 6 else 8}a16-{scale}"
+    whole = inputs is not None and inputs.scale in ("tensor", "channel")
+    return "w8a8-static" if whole else "w8a8-token"
 
 
 def as_loaded(scheme: Scheme) -> Scheme:
