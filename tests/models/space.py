@@ -46,14 +46,7 @@ YARN = {
     "factor": 2.0,
     "original_max_position_embeddings": 32,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
 # Every mechanism, some of them in one model: a compiler sees each branch.
 MECHANISMS: list[tuple[str, dict[str, Any]]] = [
@@ -86,7 +79,7 @@ def config(**keys: Any) -> ClearheadConfig | None:
         return None
 
 
-def build(name: str, **keys: Any) -> Any:
+def build(name: str = "transformer", **keys: Any) -> Any:
     """A whole model of a preset, as it starts: causal, or for hidden tokens."""
     torch.manual_seed(0)
     config = preset(name, **WHOLE | keys)

@@ -16,11 +16,7 @@ from clearhead.models import ClearheadModel
 from . import space
 from .space import MECHANISMS
 
-
-def _model(name: str = "transformer", **keys: object) -> ClearheadForCausalLM:
-    return space.build(name, **keys)
-
-
+_model = space.build
 _ids = space.drawing(9, 61)
 
 
