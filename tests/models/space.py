@@ -53,8 +53,11 @@ MECHANISMS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"epilogue": "xsa"}),
     ("osp", {"epilogue": "gate"}),
     ("skipless", {"scores": "coca-strict", "query_range": 0.3}),
-    *((name, {}) for name in ("differential", "differential-v2", "coca-slack", "pope", "sink")),
-    *((name, {}) for name in ("softpick", "key-value", "alibi", "forget", "xpos", "sas-p-nonorm")),
+    ("pope", {"normalizer": "softpick"}),
+    ("sink", {"position": "xpos"}),
+    ("key-value", {"position": "alibi"}),
+    *((name, {}) for name in ("differential", "differential-v2", "coca-slack", "forget")),
+    ("sas-p-nonorm", {}),
 ]
 ATTENTION = ("scores", "normalizer", "maps", "position")
 

@@ -55,7 +55,7 @@ SPREAD = ("transformer", "differential", "coca-slack", "alibi", "forget", "key-v
         *((name, keys, "padded") for name, keys in MECHANISMS if name not in SPREAD),
         ("bert", {}, "padded"),
         *((name, {"num_key_value_heads": 2, "sliding_window": 4}, "packed") for name in SPREAD),
-        *((name, {}, "cached") for name in ("transformer", "coca-slack", "sas")),
+        *((name, {}, "cached") for name in ("transformer", "coca-slack")),
     ],
 )
 def test_a_compiled_model_has_the_loss_and_gradients_of_the_eager_one(name, keys, kind):
@@ -111,10 +111,8 @@ def test_generation_compiled_whole_with_a_static_cache_gives_the_same_tokens(nam
     ("name", "keys", "padded"),
     [
         *((name, keys, True) for name, keys in MECHANISMS),
-        ("transformer", {}, False),
-        ("key-value", {"mlp_rotation": "hadamard"}, False),
-        ("sink", {"sliding_window": 5}, False),
-        ("sas", {"sliding_window": 5}, False),
+        ("transformer", {"mlp_rotation": "hadamard"}, False),
+        ("sas", {"normalizer": "sink", "sliding_window": 5}, False),
     ],
 )
 @torch.no_grad()
