@@ -7,7 +7,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,16 @@ TESTS = Path(__file__).parent
 # Files that take more than some seconds, the longest first: a file stays in one process, and none
 # of these may come last. The others take two minutes together.
 SLOW = (
-    *("models/test_compiled.py", "attack", "train/test_processes.py", "cli/test_reproduce.py"),
-    *("cli/test_saving.py", "papers/test_smoke.py", "cli/test_repair_tutorial.py"),
-    *("cli/test_compare.py", "models/test_space.py", "models/test_conventions.py"),
-    *("models/test_sink_models.py", "models/test_outside.py", "train/test_resume.py"),
-    *("models/test_caches.py", "models/test_blocks.py", "ops/test_layouts.py"),
-    *("report/test_browser.py", "cli", "data/test_corpus.py", "data/test_corpus_builds.py"),
-    *("data/test_synthetic.py", "models/test_checkpoints.py", "models/test_encoders.py"),
+    *("models/test_compiled.py", "train/test_processes.py", "cli/test_repair_tutorial.py"),
+    *("attack", "report/test_browser.py", "cli/test_saving.py", "cli/test_reproduce.py"),
+    *("cli/test_verbs.py", "papers/test_smoke.py", "lab/test_processes.py"),
+    *("train/test_resume.py", "cli/test_processes.py", "train/test_compile.py"),
+    *("cli/test_compare.py", "eval/test_harness.py", "models/test_formulas.py"),
+    *("models/test_conventions.py", "models/test_sink_models.py", "models/test_outside.py"),
+    *("models/test_caches.py", "ops/test_layouts.py", "cli", "data/test_corpus.py"),
+    *("data/test_corpus_builds.py", "data/test_synthetic.py", "models/test_checkpoints.py"),
     *("models/test_serving.py", "report/test_committed_records.py", "view/test_browser.py"),
-    *("eval/test_answers.py", "eval/test_harness.py"),
+    "eval/test_answers.py",
 )
 
 
@@ -88,25 +89,23 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(judges, "PAUSE", 0.0)
-    server = sys.modules["tests_judge_server"].JudgeServer()
-    yield server
-    server.close()
+    with closing(sys.modules["tests_judge_server"].JudgeServer()) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Starts Python as a fork of a process that has imported the libraries."""
-    server = sys.modules["tests_warm"].Warm(tmp_path_factory.mktemp("warm"))
-    yield server
-    server.close()
+    with closing(sys.modules["tests_warm"].Warm(tmp_path_factory.mktemp("warm"))) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Starts Python as a fork of a process that has imported all of clearhead too."""
-    server = sys.modules["tests_warm"].Warm(tmp_path_factory.mktemp("ready"), "clearhead")
-    yield server
-    server.close()
+    folder = tmp_path_factory.mktemp("ready")
+    with closing(sys.modules["tests_warm"].Warm(folder, "clearhead")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -17,11 +17,9 @@ def completion(text: Any, model: str = "judge-2026") -> Answer:
 
 
 class JudgeServer:
-    """Serves until `close`.
+    """Serves `answer(prompt)` and `models` until `close`; keeps (path, headers, body) of requests.
 
-    Attributes:
-        requests: (path, headers, body) of each request. answer: what the next ones get, from the
-            prompt; an exception cuts the connection. models: what the list of models is.
+    An exception in `answer` cuts the connection.
     """
 
     def __init__(self) -> None:

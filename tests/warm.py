@@ -54,11 +54,9 @@ READ_AT_IMPORT = {
 
 
 class Warm:
-    """Starts the program below, and asks it.
+    """Starts the program below, which also imports all modules of `packages`, and asks it.
 
-    Args:
-        folder: of files of what the forks write.
-        packages: whose modules are imported besides the libraries, all of them.
+    What the forks write is in files of the folder.
     """
 
     def __init__(self, folder: Path, *packages: str) -> None:
@@ -87,9 +85,8 @@ class Warm:
     ) -> Started:
         """Start Python with these words: -c CODE, -m MODULE or a file, and arguments.
 
-        Args:
-            seconds: after which it is ended by SIGALRM.
-            more: "kill_at", the count of file operations under `cwd` after which it is killed.
+        SIGALRM ends it after so many seconds; after `kill_at` file operations under `cwd` it is
+        killed.
         """
         self._count += 1
         log = self._folder / f"{self._count}"

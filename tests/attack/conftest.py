@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 SEED = os.environ.get("CLEARHEAD_ATTACK_SEED", "0")
-CASES = int(os.environ.get("CLEARHEAD_ATTACK_CASES", "200"))
+CASES = int(os.environ.get("CLEARHEAD_ATTACK_CASES", "100"))
 ONLY = [int(word) for word in os.environ.get("CLEARHEAD_ATTACK_ONLY", "").split(",") if word]
 # Of all cases, by what one takes: from hundredths of a second to several seconds.
 SHARES = {"configurations": 0.5, "commands": 0.36, "files": 0.11, "kills": 0.025, "pages": 0.005}

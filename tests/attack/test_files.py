@@ -28,12 +28,10 @@ MEASURED = [word.replace("compared", "measured") for word in compared()]
 
 @dataclass(frozen=True)
 class Target:
-    """What is damaged, and the command that reads it.
+    """A pattern of files to damage, the command that reads them, and patterns of its results.
 
-    Attributes:
-        files: a pattern of them. words: the command. results: patterns of what it makes, beside
-            what it prints; with none of them a sealed target's result is what it prints.
-        sealed: whether a changed byte must be noticed; a text may read otherwise instead.
+    Without results a sealed target's result is what the command prints. In a file that is not
+    sealed a changed byte may go unnoticed: a text then reads otherwise.
     """
 
     files: str

@@ -1,13 +1,20 @@
 """The points of the axes on which attention depends, valid or refused, at a tiny size."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import torch
 from transformers import DynamicCache, StaticCache
 
-from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM
+from clearhead import (
+    ClearheadConfig,
+    ClearheadError,
+    ClearheadForCausalLM,
+    ClearheadForMaskedLM,
+    preset,
+)
 from clearhead.models import PRESETS
 from clearhead.nn import REGISTRY
 
@@ -39,34 +46,30 @@ YARN = {
     "factor": 2.0,
     "original_max_position_embeddings": 32,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
-# The others have no mechanism that one of these lacks: compilers see every branch.
-DISTINCT = [
-    *("gpt2", "differential", "differential-v2", "coca-strict", "coca-slack"),
-    *("pope", "sink", "softpick", "key-value", "gated", "xsa", "alibi", "forget", "xpos", "osp"),
-    *("skipless", "sas-p-nonorm"),
+# Every mechanism, some of them in one model: a compiler sees each branch.
+MECHANISMS: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {"epilogue": "xsa"}),
+    ("osp", {"epilogue": "gate"}),
+    ("skipless", {"scores": "coca-strict", "query_range": 0.3}),
+    ("pope", {"normalizer": "softpick"}),
+    ("sink", {"position": "xpos"}),
+    ("key-value", {"position": "alibi"}),
+    *((name, {}) for name in ("differential", "differential-v2", "coca-slack", "forget")),
+    ("sas-p-nonorm", {}),
 ]
 ATTENTION = ("scores", "normalizer", "maps", "position")
 
 
-def drawing(length: int = 11, vocabulary: int = 31) -> Callable[..., torch.Tensor]:
-    """ids(batch=2, length=length): random tokens."""
-
-    def ids(batch: int = 2, length: int = length) -> torch.Tensor:
-        return torch.randint(0, vocabulary, (batch, length))
-
-    return ids
+def ids(batch: int = 2, length: int = 11, vocabulary: int = 31) -> torch.Tensor:
+    """Random tokens."""
+    return torch.randint(0, vocabulary, (batch, length))
 
 
-ids = drawing()
+def drawing(length: int, vocabulary: int) -> Callable[..., torch.Tensor]:
+    """`ids` of another length and vocabulary."""
+    return lambda batch=2, length=length: ids(batch, length, vocabulary)
 
 
 def config(**keys: Any) -> ClearheadConfig | None:
@@ -79,6 +82,14 @@ def config(**keys: Any) -> ClearheadConfig | None:
         return None
 
 
+def build(name: str = "transformer", **keys: Any) -> Any:
+    """A whole model of a preset, as it starts: causal, or for hidden tokens."""
+    torch.manual_seed(0)
+    config = preset(name, **WHOLE | keys)
+    kind = ClearheadForCausalLM if config.direction == "causal" else ClearheadForMaskedLM
+    return kind(config).eval()
+
+
 def stirred(model: Any, by: float = 0.3) -> Any:
     """Every number of a model, moved away from where it starts."""
     with torch.no_grad():
@@ -87,7 +98,7 @@ def stirred(model: Any, by: float = 0.3) -> Any:
     return model.eval()
 
 
-def displaced(config: ClearheadConfig, by: float) -> ClearheadForCausalLM:
+def displaced(config: ClearheadConfig, by: float = 0.3) -> ClearheadForCausalLM:
     """A model none of whose numbers is where its paper starts it."""
     torch.manual_seed(0)
     return stirred(ClearheadForCausalLM(config), by)
@@ -95,65 +106,30 @@ def displaced(config: ClearheadConfig, by: float) -> ClearheadForCausalLM:
 
 def uneven(**keys: Any) -> ClearheadForCausalLM:
     """A model in float64 whose weights and gains are all different."""
-    torch.manual_seed(0)
-    return stirred(ClearheadForCausalLM(ClearheadConfig(**SHAPE | keys)).double())
+    return displaced(ClearheadConfig(**SHAPE | keys)).double()
 
 
-def attentions() -> list[dict[str, str]]:
-    """Every valid combination of scores, normalizer, maps and position."""
-    points = product(*map(REGISTRY.names, ATTENTION))
-    found = (dict(zip(ATTENTION, point, strict=True)) for point in points)
-    return [point for point in found if config(**point) is not None]
+@functools.cache
+def attentions() -> dict[tuple[str, str], list[dict[str, str]]]:
+    """Every valid combination of scores, normalizer, maps and position, by scores and position."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for values in product(*map(REGISTRY.names, ATTENTION)):
+        point = dict(zip(ATTENTION, values, strict=True))
+        if config(**point) is not None:
+            found.setdefault((point["scores"], point["position"]), []).append(point)
+    return found
 
 
-def some_attentions() -> list[dict[str, str]]:
-    """Every other normalizer and kind of maps at a place; its neighbours have those between."""
-    points = attentions()
-    places = sorted({(point["scores"], point["position"]) for point in points})
-    return [
-        point
-        for index, place in enumerate(places)
-        for point in [p for p in points if (p["scores"], p["position"]) == place][index % 2 :: 2]
-    ]
-
-
+@torch.no_grad()
 def logits(model: ClearheadForCausalLM) -> torch.Tensor:
     """Its logits of two rows of tokens."""
-    with torch.no_grad():
-        return model(torch.arange(22).view(2, 11)).logits
-
-
-def stir(model: Any) -> None:
-    """Move what a shaped block starts with away from it: else it would be the identity."""
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            gain = name.endswith(("shaping.alpha", "shaping.beta", "shaping.gamma", "delta"))
-            if gain or (name.endswith("q_proj.weight") and not p.any()):
-                p += 0.3 * torch.randn_like(p)
+    return model(torch.arange(22).view(2, 11)).logits
 
 
 def caches(model: Any) -> list[Any]:
     """Empty caches: one that drops nothing, one that drops what windows hide, and a static one."""
     windows = [] if model.config.sliding_window is None else [DynamicCache(config=model.config)]
     return [DynamicCache(), *windows, StaticCache(config=model.config, max_cache_len=24)]
-
-
-def eager_agrees(model: Any, ids: torch.Tensor) -> None:
-    """Assert that eager attention, the oracle, has the same logits and gradients, none of them 0.
-
-    The model is left eager.
-    """
-    parameters, both = dict(model.named_parameters()), []
-    for implementation in ("sdpa", "eager"):
-        model.set_attn_implementation(implementation)
-        logits = model(ids, use_cache=False).logits
-        loss = (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum()
-        both.append([logits, *torch.autograd.grad(loss, list(parameters.values()))])
-    for name, fast, exact in zip(["logits", *parameters], *both, strict=True):
-        if name.endswith("k_proj.bias"):
-            continue  # the same for every key of a row: softmax does not see it
-        assert (fast != 0).any(), name
-        assert (fast - exact).abs().max() < 1e-4 * exact.abs().max(), name
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -163,37 +139,40 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def decodes(model: Any, sizes: Sequence[Sequence[int]] = ((11,), (5, 3, 1, 1, 1))) -> None:
+def decodes(model: Any) -> None:
     """Assert that every cache gives the logits of the full forward.
 
-    By steps and chunks of `sizes`, after crops, and in rows that are padded on the left.
+    By steps and chunks, after crops, and in rows that are padded on the left.
     """
-    length = sum(sizes[0])
-    ids, mask = torch.randint(0, 31, (2, length)), torch.ones(2, length, dtype=torch.long)
+    drawn, mask = ids(), torch.ones(2, 11, dtype=torch.long)
     mask[1, :4] = 0
-    whole = model(ids, use_cache=False).logits
-    padded = model(ids, attention_mask=mask, use_cache=False).logits
-    close(padded[1, 4:], model(ids[1:, 4:], use_cache=False).logits[0])
-    for parts, cache in ((parts, cache) for parts in sizes for cache in caches(model)):
-        rows = [model(part, past_key_values=cache).logits for part in ids.split(parts, 1)]
+    whole = model(drawn, use_cache=False).logits
+    padded = model(drawn, attention_mask=mask, use_cache=False).logits
+    close(padded[1, 4:], model(drawn[1:, 4:], use_cache=False).logits[0])
+    chunks = (5, 3, 1, 1, 1), (2, 1, 1, 7)
+    for parts, cache in [(parts, cache) for parts in chunks for cache in caches(model)]:
+        rows = [model(part, past_key_values=cache).logits for part in drawn.split(parts, 1)]
         close(torch.cat(rows, 1), whole)
+        if isinstance(cache, StaticCache):
+            cache.reset()
+            close(model(drawn, past_key_values=cache).logits, whole)
     for cache in caches(model):
         rows = []
-        for start, stop in ((0, 8), (8, 9), (9, length)):
+        for start, stop in ((0, 8), (8, 9), (9, 11)):
             given = {"attention_mask": mask[:, :stop], "past_key_values": cache}
-            rows.append(model(ids[:, start:stop], **given).logits)
+            rows.append(model(drawn[:, start:stop], **given).logits)
         _close_padded(torch.cat(rows, 1), padded, 0)
     cache = DynamicCache()
-    model(torch.cat([ids[:, :6], ids[:, :3]], 1), past_key_values=cache)
+    model(torch.cat([drawn[:, :6], drawn[:, :3]], 1), past_key_values=cache)
     cache.crop(-3)
-    close(model(ids[:, 6:], past_key_values=cache).logits, whole[:, 6:])
+    close(model(drawn[:, 6:], past_key_values=cache).logits, whole[:, 6:])
     cache = DynamicCache()
-    model(ids[:, :7], attention_mask=mask[:, :7], past_key_values=cache)
-    for crop, start in ((0, 7), (9 - length, 9), (-length, 0)):
+    model(drawn[:, :7], attention_mask=mask[:, :7], past_key_values=cache)
+    for crop, start in ((0, 7), (-2, 9), (-11, 0)):
         cache.crop(crop)
         assert cache.get_seq_length() == start
         given = {"attention_mask": mask, "past_key_values": cache}
-        _close_padded(model(ids[:, start:], **given).logits, padded, start)
+        _close_padded(model(drawn[:, start:], **given).logits, padded, start)
 
 
 def _close_padded(got: torch.Tensor, want: torch.Tensor, start: int) -> None:

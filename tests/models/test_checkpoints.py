@@ -108,17 +108,3 @@ def test_a_model_opened_as_remote_code_and_saved_again_brings_no_copy_of_our_cod
     other = type("Other", (clearhead.ClearheadConfig,), {})  # of a package that brings its code
     other.register_for_auto_class()
     assert (other._auto_class, clearhead.ClearheadConfig._auto_class) == ("AutoConfig", None)
-
-
-def test_a_checkpoint_is_safetensors_and_readable(tmp_path):
-    config = preset("differential", **SHAPE, lambda_init=0.8)
-    ClearheadForCausalLM(config).save_pretrained(tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_clearhead.py"} <= names
-    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
-    saved = json.loads((tmp_path / "config.json").read_text())
-    assert saved["maps"] == "differential"
-    assert saved["lambda_init"] == 0.8
-    again = ClearheadForCausalLM.from_pretrained(tmp_path).config
-    assert again.layer(1) == config.layer(1)
-    assert again.to_dict().keys() == config.to_dict().keys()

@@ -10,19 +10,13 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, Cache, DynamicCache
 from transformers.cache_utils import QuantizedLayer
 
-from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead import ClearheadError, ClearheadForCausalLM
 from clearhead.models import ClearheadModel
 
 from . import space
-from .space import DISTINCT
-from .space import WHOLE as SHAPE
+from .space import MECHANISMS
 
-
-def _model(name: str = "transformer", **overrides: object) -> ClearheadForCausalLM:
-    torch.manual_seed(0)
-    return ClearheadForCausalLM(preset(name, **SHAPE | overrides)).eval()
-
-
+_model = space.build
 _ids = space.drawing(9, 61)
 
 
@@ -32,17 +26,11 @@ def _generate(model: ClearheadForCausalLM, ids: Tensor, **options: object) -> Te
 
 
 def test_the_flags_say_what_holds():
-    kind = ClearheadForCausalLM
-    assert kind._supports_sdpa
-    assert kind._can_compile_fullgraph
+    assert ClearheadForCausalLM._supports_sdpa
     for feature in ("flash_attn", "flex_attn", "attention_backend", "context_parallel"):
-        assert not getattr(kind, f"_supports_{feature}"), feature
-    assert not kind._is_stateful
-    assert kind._can_record_outputs is None  # the model makes them itself: tests below
-    assert kind._keep_in_fp32_modules is None  # what needs float32 is computed so: next test
+        assert not getattr(ClearheadForCausalLM, f"_supports_{feature}"), feature
     layers = {type(layer).__name__ for layer in _model().model.layers}
-    assert set(kind._no_split_modules) == layers
-    assert kind._tied_weights_keys == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert set(ClearheadForCausalLM._no_split_modules) == layers
 
 
 @pytest.mark.parametrize("name", ["differential", "differential-v2", "sink"])
@@ -55,9 +43,9 @@ def test_what_needs_float32_is_computed_so_in_a_bfloat16_model(name):
     assert model(_ids()).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", DISTINCT)
-def test_shards_the_base_alone_and_back(name, tmp_path):
-    model, ids = _model(name), _ids()
+@pytest.mark.parametrize(("name", "keys"), MECHANISMS)
+def test_shards_the_base_alone_and_back(name, keys, tmp_path):
+    model, ids = _model(name, **keys), _ids()
     want = model(ids).logits
     model.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
@@ -73,10 +61,10 @@ def test_shards_the_base_alone_and_back(name, tmp_path):
     assert torch.equal(copy.deepcopy(model)(ids).logits, want)
 
 
-@pytest.mark.parametrize("name", DISTINCT)
-def test_weights_missing_from_a_checkpoint_are_initialised(name, tmp_path):
+@pytest.mark.parametrize(("name", "keys"), MECHANISMS)
+def test_weights_missing_from_a_checkpoint_are_initialised(name, keys, tmp_path):
     """Models are made on the meta device: what `_init_weights` left out would be garbage."""
-    model = _model(name, initializer_range=0.02, tie_word_embeddings=False)
+    model = _model(name, **keys, initializer_range=0.02, tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
     file = Path(tmp_path, "model.safetensors")
     kept = "model.embed_tokens.weight"
@@ -113,9 +101,9 @@ def test_another_vocabulary(tied, size, tmp_path):
     model.train()(ids, labels=ids).loss.backward()
 
 
-@pytest.mark.parametrize("name", DISTINCT)
-def test_embeddings_instead_of_ids(name):
-    model, ids = _model(name), _ids()
+@pytest.mark.parametrize(("name", "keys"), MECHANISMS)
+def test_embeddings_instead_of_ids(name, keys):
+    model, ids = _model(name, **keys), _ids()
     x = model.get_input_embeddings()(ids)
     assert torch.equal(model(inputs_embeds=x).logits, model(ids).logits)
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
@@ -123,9 +111,9 @@ def test_embeddings_instead_of_ids(name):
     assert torch.equal(got, _generate(model, ids)[:, 9:])
 
 
-@pytest.mark.parametrize("name", DISTINCT)
-def test_gradient_checkpointing_changes_no_gradient(name):
-    model, ids = _model(name).train(), _ids()
+@pytest.mark.parametrize(("name", "keys"), MECHANISMS)
+def test_gradient_checkpointing_changes_no_gradient(name, keys):
+    model, ids = _model(name, **keys).train(), _ids()
     gradients = []
     for settings in (None, {"use_reentrant": False}, {"use_reentrant": True}):
         if settings is not None:
@@ -163,18 +151,6 @@ class Rounding(QuantizedLayer):
 
 
 @pytest.mark.parametrize(
-    "model", [_model(), ClearheadModel(_model().config)], ids=["head", "trunk"]
-)
-def test_the_arguments_that_are_offered_are_those_there_are(model):
-    """A near miss is named; where none is near, all are."""
-    with pytest.raises(ClearheadError, match="unknown argument") as error:
-        model(_ids(), zzz=1)
-    offered = str(error.value).partition("choose one of ")[2].split(", ")
-    assert {"input_ids", "past_key_values", "output_attentions"} <= set(offered)
-    assert not {"self", "unknown", "arguments"} & set(offered)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"input_ids": None}, "either input_ids or inputs_embeds"),
@@ -194,6 +170,7 @@ def test_the_arguments_that_are_offered_are_those_there_are(model):
         ({"attention_mask": torch.tensor([[1] * 5 + [2] * 4] * 2)}, "attention_mask must hold 1"),
         ({"document_ids": torch.zeros(2, 5).long()}, "document_ids must be"),
         ({"cu_seq_lens_q": torch.tensor([0, 9])}, "document_ids"),
+        ({"zzz": 1}, "unknown argument .*choose one of .*input_ids"),
         ({"labels": torch.full((2, 9), 61)}, "61 is outside the vocabulary, 0 to 60"),
         ({"labels": torch.full((2, 9), -99)}, "label -99 is outside"),
         ({"labels": torch.full((2, 9), -100)}, "every label is -100"),

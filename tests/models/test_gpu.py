@@ -1,6 +1,7 @@
 """Models on a CUDA device do what they do on a CPU, where they are proved: `make gpu-check`."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -15,47 +16,37 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-PLACES = sorted({(point["scores"], point["position"]) for point in space.attentions()})
+PLACES = space.attentions()
 FAR = 1e-4  # of the largest entry: float32 sums in another order, through two layers
 
 
-def _close(got: Tensor, want: Tensor, bound: float = FAR) -> None:
-    error = (got.detach().cpu().double() - want.detach().cpu().double()).abs().max()
-    assert error <= bound * want.abs().max().clamp_min(1e-3)
-
-
-def _like_the_cpu(model: ClearheadForCausalLM, ids: Tensor) -> None:
-    """Logits, loss and every gradient; whole rows, padded ones, and packed documents."""
-    device = copy.deepcopy(model).cuda()
-    mask = torch.ones_like(ids)
-    mask[0, : ids.shape[1] // 3] = 0
-    place, half = torch.arange(ids.shape[1]).expand_as(ids), ids.shape[1] // 2
-    packed = {"position_ids": place % half, "document_ids": place // half}
-    for extra in ({}, {"attention_mask": mask}, packed):
-        there = {key: value.cuda() for key, value in extra.items()}
-        with torch.no_grad():
-            logits = [
-                m(input_ids=i, **e).logits.cpu()
-                for m, i, e in ((device, ids.cuda(), there), (model, ids, extra))
-            ]
-        seen = mask.bool() if "attention_mask" in extra else slice(None)
-        _close(logits[0][seen], logits[1][seen])
-        want = model(input_ids=ids, labels=ids, **extra)
-        got = device(input_ids=ids.cuda(), labels=ids.cuda(), **there)
-        _close(got.loss, want.loss)
-        pairs = zip(device.parameters(), model.parameters(), strict=True)
-        wants = torch.autograd.grad(want.loss, [p for _, p in pairs], allow_unused=True)
-        gots = torch.autograd.grad(got.loss, list(device.parameters()), allow_unused=True)
-        largest = max(float(g.abs().max()) for g in wants if g is not None)
-        for a, b in zip(gots, wants, strict=True):
-            assert (a is None) == (b is None)
-            if a is not None and b is not None:
-                assert (a.cpu() - b).abs().max() <= FAR * largest
+def _results(model: Any, device: str, **inputs: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Logits of shown tokens, loss and every gradient, on the CPU in float64."""
+    there = copy.deepcopy(model).to(device)
+    inputs = {key: value.to(device) for key, value in inputs.items()}
+    with torch.no_grad():
+        logits = there(**inputs).logits
+    loss = there(**inputs, labels=inputs["input_ids"]).loss
+    loss.backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in there.parameters()]
+    shown = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    found = logits[shown].cpu().double(), loss.detach().cpu().double()
+    return *found, [gradient.cpu().double() for gradient in gradients]
 
 
 @pytest.mark.parametrize(("scores", "position"), PLACES)
 def test_every_attention(scores, position):
-    for point in space.attentions():
-        if (point["scores"], point["position"]) == (scores, position):
-            model = ClearheadForCausalLM(space.config(**point))
-            _like_the_cpu(model, torch.randint(4, 31, (2, 21)))
+    """Of whole rows, padded ones, and packed documents."""
+    ids = torch.randint(4, 31, (2, 21))
+    mask, place = torch.ones_like(ids), torch.arange(21).expand_as(ids)
+    mask[0, :7] = 0
+    packed = {"position_ids": place % 10, "document_ids": place // 10}
+    for point in PLACES[scores, position]:
+        model = ClearheadForCausalLM(space.config(**point))
+        for extra in ({}, {"attention_mask": mask}, packed):
+            got, want = (_results(model, on, input_ids=ids, **extra) for on in ("cuda", "cpu"))
+            for found, exact in zip(got[:2], want[:2], strict=True):
+                assert (found - exact).abs().max() <= FAR * exact.abs().max().clamp_min(1e-3)
+            largest = max(float(gradient.abs().max()) for gradient in want[2])
+            for found, exact in zip(got[2], want[2], strict=True):
+                assert (found - exact).abs().max() <= FAR * largest

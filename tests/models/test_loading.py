@@ -9,8 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
@@ -129,18 +127,6 @@ def test_left_over_weights_of_another_library_are_said_in_one_line(save, capsys)
     load(str(folder))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "not used" in line]
     assert r"1 weight (extra\x1b[2J) not used" in line
-
-
-@pytest.mark.parametrize(
-    ("model", "opened"),
-    [
-        (_ours, ClearheadForCausalLM),  # its head is the embedding
-        (lambda: GPT2Model(GPT2), AutoModelForCausalLM),  # and so it is here
-        (lambda: BertForMaskedLM(BertConfig(**THEIRS)), AutoModelForMaskedLM),
-    ],
-)
-def test_tied_weights_are_not_missing(model, opened, save):
-    assert not pretrained(opened, save(model())).training
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The model against transformers' own, its cache against the full forward, its loss by hand."""
+"""Whole models: packed documents, what is returned, how weights and the simplified blocks start."""
 
 from typing import Any
 
@@ -6,53 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from clearhead import ClearheadError, ClearheadForCausalLM, ClearheadForMaskedLM, preset
-from clearhead.models import PRESETS as ALL
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models import PRESETS, ClearheadModel, plan
 
 from . import space
-from .space import WHOLE as SHAPE
-
-PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 
 
-def _model(name: str, **overrides: object) -> Any:
-    # A wide initialisation, so that attention is far from uniform.
-    config = preset(name, **SHAPE | overrides)
-    kind = ClearheadForCausalLM if config.direction == "causal" else ClearheadForMaskedLM
-    model = kind(config)
-    space.stir(model)
-    return model.eval()
+def _model(name: str, **keys: object) -> Any:
+    return space.stirred(space.build(name, **keys), 0.1)
 
 
 _ids = space.drawing(13, 61)
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_transformer_is_llama(groups):
-    ours = _model("transformer", num_key_value_heads=groups)
-    theirs = LlamaForCausalLM(
-        LlamaConfig(
-            **SHAPE, num_key_value_heads=groups, tie_word_embeddings=True, rms_norm_eps=1e-5
-        )
-    ).eval()
-    theirs.load_state_dict(ours.state_dict())
-    ids = _ids()
-    a, b = ours(ids, labels=ids), theirs(ids, labels=ids)
-    assert torch.allclose(a.logits, b.logits, atol=2e-5)
-    assert torch.allclose(a.loss, b.loss, atol=1e-5)
-    ours.train()
-    ours(ids, labels=ids).loss.backward()
-    b.loss.backward()
-    gradients = {name: q.grad for name, q in theirs.named_parameters()}
-    for name, p in ours.named_parameters():
-        assert torch.allclose(p.grad, gradients[name], atol=2e-5), name
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_eager_is_the_oracle_of_sdpa_and_every_parameter_receives_a_gradient(name):
-    space.eager_agrees(_model(name).double(), _ids())
 
 
 DOCUMENTS = torch.tensor([[0] * 6 + [1] * 7])
@@ -66,7 +31,7 @@ PACKINGS = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", PRESETS)
 def test_packed_documents_are_texts_of_their_own_however_they_are_told(name):
     """The same bits in every form, also before padding, and each document as alone."""
     model, first, second = _model(name), _ids(1, 6), _ids(1, 7)
@@ -91,13 +56,7 @@ def test_packed_documents_are_texts_of_their_own_however_they_are_told(name):
 
 
 @torch.no_grad()
-def test_documents_may_alternate_and_a_row_of_them_be_longer_than_any_text():
-    model, ids = _model("gpt2"), _ids(1, 12)
-    own = torch.tensor([[0, 1, 0, 0, 1, 2, 1, 0, 2, 2, 1, 0]])
-    logits = model(ids, document_ids=own).logits
-    for document in range(3):
-        alone = model(ids[own == document][None]).logits[0]
-        assert torch.allclose(logits[own == document], alone, atol=2e-5)
+def test_a_row_of_documents_may_be_longer_than_any_text():
     model, ids = _model("gpt2", max_position_embeddings=8), _ids(1, 15)
     documents = torch.tensor([[0] * 8 + [1] * 7])
     wanted = torch.cat([model(part).logits for part in ids.split([8, 7], 1)], 1)
@@ -106,39 +65,26 @@ def test_documents_may_alternate_and_a_row_of_them_be_longer_than_any_text():
         model(ids, document_ids=torch.tensor([[0] * 10 + [1] * 5]))
 
 
-def test_loss_counts_tokens_as_asked():
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_parameter_learns_from_where_it_starts(name):
+    """In three steps: what starts at 0 keeps others from moving, as a gain W_Q, and that W_K."""
+    model, ids = space.build(name).train(), _ids()
+    optimizer, moved = torch.optim.AdamW(model.parameters()), set()
+    for _ in range(3):
+        model(ids, labels=ids).loss.backward()
+        moved |= {name for name, p in model.named_parameters() if p.grad.any()}
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    still = {name for name, _ in model.named_parameters()} - moved
+    assert not [name for name in still if not name.endswith("k_proj.bias")]  # softmax hides it
+
+
+def test_attentions_are_of_eager_alone_and_the_last_state_is_what_the_head_reads():
     model, ids = _model("transformer"), _ids()
-    labels = ids.clone()
-    labels[:, :4] = -100
-    out = model(ids, labels=labels)
-    logits, target = out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-    want = torch.nn.functional.cross_entropy(logits, target, ignore_index=-100)
-    assert torch.allclose(out.loss, want, atol=1e-5)
-    total = model(ids, labels=labels, num_items_in_batch=100).loss
-    assert torch.allclose(total, want * (target != -100).sum() / 100, atol=1e-5)
-    model.train()
-    trained = model(ids, labels=labels)
-    assert trained.logits is None
-    assert torch.allclose(trained.loss, want, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "heads"), [("transformer", 4), ("differential", 2), ("differential-v2", 4)]
-)
-def test_output_attentions_are_what_multiplies_the_values(name, heads):
-    model, ids = _model(name), _ids()
     with pytest.raises(ClearheadError, match="attn_implementation='eager'"):
         model(ids, output_attentions=True)
-    model.set_attn_implementation("eager")
-    out = model(ids, output_attentions=True, output_hidden_states=True)
-    assert [tuple(a.shape) for a in out.attentions] == [(2, heads, 13, 13)] * 2
-    sums = out.attentions[0].sum(-1)
-    first = model.model.layers[0]
-    x = first.input_layernorm(model.model.embed_tokens(ids))
-    lam = first.self_attn.maps.lambdas(x)
-    want = torch.tensor(1.0) if lam is None else 1 - lam
-    want = want[..., 0] if want.ndim else want
-    assert torch.allclose(sums, want.expand_as(sums), atol=1e-5)
+    out = model(ids, output_hidden_states=True)
     assert len(out.hidden_states) == 3
     assert torch.equal(out.hidden_states[-1] @ model.lm_head.weight.T, out.logits)
 
@@ -164,21 +110,115 @@ def test_initialisation_is_the_stated_policy():
     assert all((p == 0).all() for name, p in gpt2.named_parameters() if name.endswith("bias"))
 
 
-@pytest.mark.parametrize("normalizer", ["sink", "key", "key-value"])
+NARROW = space.SHAPE | {"head_dim": 4}
+# Every attention that C is defined for.
+COMBINATIONS = [
+    {"normalizer": normalizer, "maps": maps, "num_key_value_heads": groups}
+    for normalizer in ("softmax", "softmax1", "sink")
+    for maps, groups in zip(("single", "differential", "differential-v2"), (2, 4, 2), strict=True)
+]
+
+
+def make_config(name: str, **keys: object) -> ClearheadConfig:
+    if keys.get("maps") == "differential":
+        keys["head_norm"] = "none"
+    return preset(name, **NARROW | keys)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("keys", COMBINATIONS, ids=lambda keys: "-".join(map(str, keys.values())))
+@torch.no_grad()
+def test_the_sub_block_starts_as_the_identity(keys, direction):
+    """In float32, to the rounding of two ways to the same mean; with trained λ and sinks too."""
+    model, passed = ClearheadModel(make_config("sas", direction=direction, **keys)).eval(), []
+    for name, p in model.named_parameters():
+        if "lambda" in name or "logit" in name:
+            p += torch.randn_like(p)
+    for layer in model.layers:
+        layer.self_attn.register_forward_hook(lambda m, args, out: passed.append((args[0], out)))
+    mask = torch.ones(2, 23, dtype=torch.long)
+    mask[0, :5] = 0
+    for masks in ({}, {"attention_mask": mask}, {"document_ids": mask.cumsum(1) // 9}):
+        model(space.ids(length=23), use_cache=False, **masks)
+    assert len(passed) == 6
+    assert all((out - x).abs().max() < 2e-5 for x, out in passed)
+
+
+@pytest.mark.parametrize("name", ["skipless", "sas", "sas-p", "sas-p-nonorm"])
+def test_the_first_step_s_gradients(name):
+    """W_Q moves, W_K cannot yet, and what β gets γ gives (the notes on arXiv 2311.01906)."""
+    model = ClearheadForCausalLM(make_config(name)).double()
+    ids = space.ids()
+    model(ids, labels=ids).loss.backward()
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        assert (attention.q_proj.weight == 0).all()
+        assert (attention.q_proj.weight.grad != 0).all()
+        assert (attention.k_proj.weight.grad == 0).all()
+        shaping = attention.shaping
+        for gain in (shaping.alpha, shaping.beta, shaping.gamma):
+            assert (gain == 1).all()
+            assert (gain.grad != 0).all()
+        assert torch.allclose(shaping.beta.grad, -shaping.gamma.grad, rtol=1e-6)
+
+
+def test_skipinit_of_2023_moves_neither_queries_nor_keys_at_first():
+    model = ClearheadForCausalLM(make_config("skipless", shaping="skipinit"))
+    ids = space.ids()
+    model(ids, labels=ids).loss.backward()
+    attention = model.model.layers[1].self_attn
+    assert (attention.shaping.alpha == 1).all()
+    assert (attention.shaping.beta == 0).all()
+    for linear in (attention.q_proj, attention.k_proj):
+        assert (linear.weight.grad == 0).all()
+    for moved in (attention.shaping.beta, attention.v_proj.weight, attention.o_proj.weight):
+        assert (moved.grad != 0).all()
+    weight = attention.v_proj.weight
+    assert torch.allclose(weight @ weight.T, torch.eye(16), atol=1e-5)
+
+
 @pytest.mark.parametrize(
-    ("maps", "sinks"), [("single", 4), ("differential", 4), ("differential-v2", 8)]
+    ("name", "size", "published", "matrices"),
+    [
+        ("gpt2", "codeparrot", 167, 166.6),
+        ("sas-p", "codeparrot", 146, 145.9),
+        ("sas", "codeparrot", 146, 145.9),
+        ("gpt2", "codeparrot-72", 379, 378.9),
+        ("sas-p", "codeparrot-72", 295, 294.6),
+    ],
 )
-def test_what_is_beside_the_keys_starts_as_softmax1_and_learns(maps, sinks, normalizer):
-    """A sink by one logit a map."""
-    learned, fixed = (
-        _model("transformer", maps=maps, normalizer=one) for one in (normalizer, "softmax1")
-    )
-    learned.load_state_dict(fixed.state_dict(), strict=False)
-    ids = _ids()
-    torch.testing.assert_close(learned(ids).logits, fixed(ids).logits, rtol=0, atol=1e-5)
-    learned.train()
-    learned(ids, labels=ids).loss.backward()
-    gradients = [p.grad for name, p in learned.named_parameters() if ".normalizer." in name]
-    assert all(gradient.any() for gradient in gradients)
-    if normalizer == "sink":
-        assert [tuple(gradient.shape) for gradient in gradients] == [(sinks,)] * 2
+def test_published_parameter_counts(name, size, published, matrices):
+    """In millions, with 1,024 learned positions: all of them, and the matrices alone."""
+    config = preset(name, size)
+    assert round(plan(config).parameters / 1e6) == published
+    with torch.device("meta"):
+        model = ClearheadModel(config)
+    counted = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    assert round(counted / 1e6, 1) == matrices
+    assert config.max_position_embeddings == 1024
+    assert config.mlp == "relu"
+    assert preset(name, size, mlp="relu").intermediate_size == config.intermediate_size
+
+
+def test_the_depth_rule_is_the_paper_s():
+    """0.1 at L = 18; at half the MLP 0.2, and 0.1 at L = 72 (section 4.1 and figure 6)."""
+    for layers, width, gain in ((18, 3072, 0.1), (18, 1536, 0.2), (72, 1536, 0.1)):
+        keys = {"num_hidden_layers": layers, "intermediate_size": width}
+        config = preset("sas", "codeparrot", **keys)
+        assert config.layer(0).mlp_gain == pytest.approx(gain)
+    assert preset("sas", "small").layer(0).mlp_gain == pytest.approx(0.1 * 1.5**0.5, rel=0.01)
+
+
+def test_what_the_layers_of_the_blocks_have():
+    """A first norm and a last; values in the first layer alone; the released code's gain."""
+    model = ClearheadForCausalLM(make_config("sas-p-nonorm")).model
+    kinds = [type(layer.input_layernorm).__name__ for layer in model.layers]
+    assert (kinds, type(model.norm).__name__) == (["LayerNorm", "Identity"], "LayerNorm")
+    plain = ClearheadForCausalLM(make_config("sas")).eval()
+    kinds = [type(layer.self_attn.v_proj).__name__ for layer in plain.model.layers]
+    assert kinds == ["Reparametrised", "Identity"]
+    assert not [name for name, _ in plain.named_parameters() if "o_proj" in name]
+    model, ids = ClearheadForCausalLM(make_config("sas", mlp_skip_gain=1.0)).eval(), space.ids()
+    assert model.model.layers[0].mlp_skip_gain.gain.item() == 1.0
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert torch.equal(model(ids).logits, plain(ids).logits)

@@ -1,15 +1,21 @@
-"""Models in another basis, or with rows of one size: the same function in other weights."""
+"""Models in another basis, with OSP's projections, or with rows of one size: the same function."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from clearhead import ClearheadError, ClearheadForCausalLM
-from clearhead.models import rotated as module
+from clearhead import ClearheadError, ClearheadForCausalLM, preset
+from clearhead.models import plan
+from clearhead.models.conversion import converted
+from clearhead.models.families.family import merged
 from clearhead.models.rotated import LIMIT, equalised, learned_rotation, rotated
+from clearhead.optim import build_optimizer
+from clearhead.quantize import linear_layers
+from clearhead.train.config import TrainConfig
 
 from . import space
+from .space import WHOLE, displaced
 
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -131,9 +137,7 @@ def test_a_learned_rotation_is_orthogonal_and_leaves_no_entry_that_stands_out():
     assert max(_largest([one @ further for one in turned])) < max(after) + 0.1
 
 
-def test_rows_of_one_size_and_zeros_are_left_as_they_are(monkeypatch):
-    """Without a long row there is nothing to learn, and no step is made."""
-    monkeypatch.delattr(module, "_cayley")
+def test_rows_of_one_size_and_zeros_are_left_as_they_are():
     matrices = [torch.ones(5, WIDTH), torch.zeros(3, WIDTH)]
     turn = learned_rotation(iter(matrices), PLAIN)
     torch.testing.assert_close(turn, torch.eye(WIDTH).double(), rtol=0, atol=0)
@@ -194,3 +198,52 @@ def test_rows_of_zeros_stay_zeros_and_a_bias_finite(zeros):
 def test_what_cannot_be_made_equal_is_refused(keys, message):
     with pytest.raises(ClearheadError, match=message):
         equalised(_uneven_rows(**keys))
+
+
+IDS = torch.randint(0, 61, (2, 11), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def test_projections_start_orthogonal_and_make_up_for_themselves_in_the_mlp():
+    model = ClearheadForCausalLM(preset("osp", **WHOLE))
+    parts = model.model.project_in.weight, model.model.project_out.weight
+    for weight in parts:
+        assert torch.allclose(weight @ weight.T, torch.eye(32), atol=1e-5)
+    assert not torch.equal(*parts)
+    assert all(p.numel() == 1 for name, p in model.named_parameters() if "norm" in name)
+    assert plan(preset("osp")).forward_flops == pytest.approx(
+        plan(preset("transformer")).forward_flops, rel=0.01
+    )
+
+
+def test_muon_steps_the_projections_and_adamw_the_embeddings_and_gains():
+    model = ClearheadForCausalLM(preset("osp", **WHOLE, tie_word_embeddings=False))
+    optimizer: Any = build_optimizer(model, TrainConfig(optimizer="muon"))
+    names = {p: name for name, p in model.named_parameters()}
+    muon = {names[p] for group in optimizer._parts[0].param_groups for p in group["params"]}
+    assert {"model.project_in.weight", "model.project_out.weight"} <= muon
+    rest = names.keys() - {p for p, name in names.items() if name in muon}
+    assert {names[p] for p in rest if p.ndim == 2} == {
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+    }
+    assert {p.numel() for p in rest if p.ndim == 1} == {1}
+
+
+@torch.no_grad()
+def test_projections_are_merged_where_they_are_of_no_use_any_more():
+    for tied, norm in ((True, "rmsnorm-single"), (False, "rmsnorm")):
+        config = preset("osp", **WHOLE, tie_word_embeddings=tied, norm=norm)
+        model = displaced(config, 0.1).double()
+        wanted = model(IDS).logits
+        turned = rotated(model, ("residual", "values"))
+        for one in (merged(model), turned):
+            projected = one is turned and tied
+            assert one.config.embedding_projection is projected
+            assert one.config.tie_word_embeddings is projected
+            assert (one(IDS).logits - wanted).abs().max() < 1e-10 * wanted.abs().max()
+            # Few bits leave the projections alone, as they do the embedding and the head.
+            assert linear_layers(one).keys() == linear_layers(model).keys()
+    llama = converted(model.float())
+    assert type(llama).__name__ == "LlamaForCausalLM"
+    assert (llama(IDS).logits - wanted).abs().max() < 1e-4 * wanted.abs().max()

@@ -1,4 +1,6 @@
-"""The form for servers: the same function by one attention call a layer, without clearhead."""
+"""The form for servers: the same function by one attention call a layer, without clearhead; and
+folders for llama.cpp's converter, with what it needs beside the function (run in tests/servers).
+"""
 
 import inspect
 import json
@@ -9,20 +11,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, ContinuousBatchingConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, ContinuousBatchingConfig
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.errors import ClearheadError
 from clearhead.models import PRESETS
-from clearhead.models.conversion import for_serving, logit_difference
+from clearhead.models.conversion import converted, for_llama_cpp, for_serving, logit_difference
 from clearhead.models.serving import modeling_clearhead_serving as form
 from clearhead.models.serving import served
 from clearhead.ops import oracles
 
 from . import serving_page
-from .space import WHOLE, YARN, displaced
+from .space import LLAMA3, WHOLE, YARN, displaced
 
 SHAPE = {key: value for key, value in WHOLE.items() if key != "intermediate_size"}
+OLD = {"values": "reparametrised", "projections": "reparametrised"}
 FORMS = [
     *("gpt2", "differential-v2", "coca", "coca-strict", "coca-slack", "gated", "gated-headwise"),
     *("xsa", "osp", "parallel", "skipless", "sas", "sas-p", "sas-p-nonorm", "clearhead"),
@@ -38,18 +41,23 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FORMS] + [
     ("skipless", {"norm": "rmsnorm-single", "bias": True, "tie_word_embeddings": False}),
     ("differential-v2", {"rope_parameters": YARN}),
     ("gated", {"projections": "identity", "attention_gain": 0.7}),
-    (
-        "sas",
-        {"values": "reparametrised", "projections": "reparametrised", "value_init": "orthogonal"},
-    ),
-    ("sas", {"values": "reparametrised", "projections": "reparametrised", "bias": True}),
+    ("sas", OLD | {"value_init": "orthogonal"}),
+    ("sas", OLD | {"bias": True}),
     ("sas-p", {"bias": True, "norm": "layernorm"}),
     ("gated", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
 ]
 
 
-def _model(name: str, changes: dict[str, Any]) -> ClearheadForCausalLM:
-    return displaced(preset(name, **SHAPE | changes), 0.2)
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+PARTIAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+FACTOR = {**YARN, "attention_factor": 1.5}
+WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+QWEN3 = {"qk_norm": "rmsnorm"}
+LAYERS = {"layer_overrides": [{}, {"maps": "differential-v2"}]}
+
+
+def _model(name: str, changes: Any = None, **more: object) -> ClearheadForCausalLM:
+    return displaced(preset(name, **SHAPE | (changes or {}) | more), 0.2)
 
 
 def _ids(batch: int = 2, length: int = 12) -> Tensor:
@@ -159,35 +167,35 @@ def test_its_attention_is_written_as_vllm_reads_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "reason"),
+    ("write", "name", "changes", "reason"),
     [
-        ("differential", {"normalizer": "softmax1"}, "maps='differential' does not fit: it has"),
-        ("key-bias", {}, "normalizer='key' does not fit: it has 'softmax'"),
-        ("alibi", {}, "position='alibi'"),
-        ("forget", {}, "position='forget'"),
-        ("xpos", {}, "position='xpos'"),
-        ("key-value", {}, "normalizer='key-value'"),
-        ("gated", {"mlp_rotation": "hadamard"}, "mlp_rotation='hadamard' does not fit"),
-        ("gated", {"shaping": "skipinit"}, "it has 'none' or 'shaped'"),
-        ("gated", {"layer_overrides": [{}, {"maps": "differential-v2"}]}, "layer_overrides="),
-        ("xsa", {"annealed_start": True}, "has come in by 0% only; train it to the end"),
-        ("gated", {"embedding_norm": "rmsnorm"}, "embedding_norm='rmsnorm' does not fit"),
-        (
-            "coca",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rotates cached keys anew",
-        ),
-        (  # Llama has a place for it, and keeps cached keys as they were turned
-            "transformer",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rotates cached keys anew",
-        ),
+        (for_serving, "differential", {"normalizer": "softmax1"}, "maps='differential' .*: it has"),
+        (for_serving, "key-bias", {}, "normalizer='key' does not fit: it has 'softmax'"),
+        (for_serving, "alibi", {}, "position='alibi'"),
+        (for_serving, "forget", {}, "position='forget'"),
+        (for_serving, "xpos", {}, "position='xpos'"),
+        (for_serving, "key-value", {}, "normalizer='key-value'"),
+        (for_serving, "gated", {"mlp_rotation": "hadamard"}, "mlp_rotation='hadamard' does not"),
+        (for_serving, "gated", {"shaping": "skipinit"}, "it has 'none' or 'shaped'"),
+        (for_serving, "gated", LAYERS, "layer_overrides="),
+        (for_serving, "xsa", {"annealed_start": True}, "has come in by 0% only; train it to"),
+        (for_serving, "gated", {"embedding_norm": "rmsnorm"}, "embedding_norm='rmsnorm' does not"),
+        (for_serving, "coca", {"rope_parameters": DYNAMIC}, "rotates cached keys anew"),
+        # Llama has a place for it, and keeps cached keys as they were turned.
+        (for_serving, "transformer", {"rope_parameters": DYNAMIC}, "rotates cached keys anew"),
+        (for_llama_cpp, "transformer", {"sliding_window": 5}, "reads a Mistral without its window"),
+        (for_llama_cpp, "transformer", QWEN3 | WINDOWS, "reads a Qwen3 without its window"),
+        (for_llama_cpp, "transformer", {"rope_parameters": PARTIAL}, "rope_type='proportional'"),
+        (for_llama_cpp, "softmax1", {"rope_parameters": FACTOR}, "without its attention_factor"),
+        (for_llama_cpp, "sink", {"head_dim": 16}, "reads a GraniteSWA without its head_dim=16"),
+        (for_llama_cpp, "differential", {}, "llama.cpp has no DiffLlama: transformers reads"),
+        (for_llama_cpp, "sink", {"rope_parameters": DYNAMIC}, "'dynamic' rotates cached keys anew"),
+        (for_llama_cpp, "gated", {}, "llama.cpp has no family for this model: Llama has no epil"),
     ],
 )
-def test_what_one_call_a_layer_cannot_hold_is_refused(name, changes, reason):
-    with pytest.raises(ClearheadError, match="no form for servers: ") as refusal:
-        for_serving(_model(name, changes))
-    assert reason in str(refusal.value)
+def test_what_would_not_be_the_same_function_is_refused(write, name, changes, reason):
+    with pytest.raises(ClearheadError, match=reason) as refusal:
+        write(_model(name, changes))
     assert "\n" not in str(refusal.value)
 
 
@@ -293,3 +301,63 @@ def _numbers_cached(model: Any) -> float:
         cache = model(_ids(1), use_cache=True).past_key_values
     numbers = sum(each.numel() for layer in cache.layers for each in (layer.keys, layer.values))
     return numbers / (12 * 2 * 2 * SHAPE["hidden_size"])
+
+
+@pytest.mark.parametrize("name", ["softmax1", "sink"])
+def test_a_layer_of_a_model_with_sinks_has_a_window_that_no_text_reaches(name, tmp_path):
+    model = _model(name, num_key_value_heads=2)
+    for_llama_cpp(model).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["layer_types"] == ["full_attention", "sliding_attention"]
+    assert config["sliding_window"] == 2**20
+    assert config["no_rope_layers"] == [1, 1]
+    made = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert logit_difference(model, made) <= 1e-5
+    assert logit_difference(model, converted(made)) <= 1e-5
+    ids = torch.arange(9)[None]
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(made.generate(ids, **options), model.generate(ids, **options))
+
+
+def test_windows_and_layers_without_position_are_kept_and_named():
+    overrides = [{"position": "none"}, {}]
+    model = _model("sink", layer_overrides=overrides, **WINDOWS)
+    config = for_llama_cpp(model).config
+    assert config.layer_types == WINDOWS["layer_types"]
+    assert config.sliding_window == 5
+    assert config.no_rope_layers == [0, 1]
+    assert not hasattr(for_serving(model).config, "no_rope_layers")
+    assert for_llama_cpp(model.to(torch.bfloat16)).dtype == torch.bfloat16
+    with pytest.raises(ClearheadError, match="LlamaForCausalLM is served as it is"):
+        for_llama_cpp(converted(_model("transformer")))
+
+
+def test_biases_of_a_qwen3_are_dropped_where_they_are_zero():
+    model = _model("transformer", qk_norm="rmsnorm", bias=True)
+    assert type(for_serving(model)).__name__ == "ClearheadServingForCausalLM"
+    with pytest.raises(ClearheadError, match="no family for this model: the weights of this"):
+        for_llama_cpp(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias") and ".mlp." in name:
+                parameter.zero_()
+    made = for_serving(model)
+    assert type(made).__name__ == "Qwen3ForCausalLM"
+    assert logit_difference(model, converted(made)) <= 1e-5
+    with pytest.raises(ClearheadError, match="reads a Qwen3 without the biases of its output"):
+        for_llama_cpp(model)
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, YARN], ids=lambda rope: rope["rope_type"])
+@pytest.mark.parametrize("name", ["transformer", "sink"])
+def test_scaled_positions_that_the_converter_reads_are_kept(name, rope):
+    kept = for_llama_cpp(_model(name, rope_parameters=rope)).config.rope_parameters
+    assert {key: kept[key] for key in rope} == rope
+
+
+def test_a_layer_without_a_value_projection_has_no_part_of_that_name():
+    """vLLM merges the projections of all layers whose parts have the same names."""
+    made = for_serving(_model("sas"))
+    named = [[name for name, _ in layer.self_attn.named_children()] for layer in made.model.layers]
+    assert ["v_proj" in names for names in named] == made.config.value_projections
+    assert not all(made.config.value_projections)

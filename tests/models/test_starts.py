@@ -39,6 +39,8 @@ def _logits(model: ClearheadForCausalLM) -> torch.Tensor:
         ("sink", {}),
         ("gated", {"maps": "differential-v2", "normalizer": "sink"}),
         (None, {"qk_norm": "none", "order": "sequential"}),
+        (None, {"mlp_rotation": "hadamard"}),
+        (None, {"embedding_projection": True}),
         ("softmax1", {"annealed_start": True}),
         ("sink", {"annealed_start": True}),
         ("xsa", {"annealed_start": True}),
@@ -51,7 +53,15 @@ def test_these_starts_keep_the_function(name, settings, bias):
     wanted = _logits(model)
     assert (_logits(start.model) - wanted).abs().max() <= 2e-6 * wanted.abs().max()
     assert start.dropped == ()
-    assert all(name.endswith((".offset", ".strength")) for name in start.new)
+    if "mlp_rotation" in settings:  # and is turned back
+        down = "model.layers.0.mlp.down_proj.weight"
+        back = started(start.model, {"mlp_rotation": "none"}).model
+        for turned, alike in ((start.model, False), (back, True)):
+            assert torch.allclose(turned.state_dict()[down], before[down], atol=1e-6) == alike
+    assert all(
+        name.endswith((".offset", ".strength", "project_in.weight", "project_out.weight"))
+        for name in start.new
+    )
     assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
 
 

@@ -1,16 +1,27 @@
-"""The source alone leads a reader from `ClearheadForCausalLM.forward` to PyTorch's attention.
+"""What a reader has to read: the way from `ClearheadForCausalLM.forward` to PyTorch's attention,
+and the calls and files of a forward pass.
 
-Nothing is run: a call is followed by names, imports and annotations. A module that is called leads
-to its class's `forward`, or its subclasses'; a protocol to the functions that are annotated so.
+For the way nothing is run: a call is followed by names, imports and annotations. A module that is
+called leads to its class's `forward`, or its subclasses'; a protocol to the functions that are
+annotated so.
 """
 
 import ast
+import statistics
+import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import pytest
+import torch
+
 import clearhead
+from clearhead import presets
+
+from .space import build
 
 HOME = Path(clearhead.__file__).parent
 GOAL = "torch.nn.functional.scaled_dot_product_attention"
@@ -135,3 +146,33 @@ def test_the_source_leads_to_pytorchs_attention():
     ]
     blocks = ["AttentionSkip", "Parallel", "PreNorm", "SAS", "SASP", "Skipless"]
     assert ways.keys() >= {f"clearhead.nn.block.{name}.forward" for name in blocks}
+
+
+def _calls(name: str) -> list[str]:
+    """The file of each call of ours."""
+    model, ids = build(name, num_hidden_layers=1).train(), torch.randint(0, 61, (2, 9))
+    model(input_ids=ids, labels=ids)  # kernels are chosen at the first call
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(HOME)):
+            calls.append(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        model(input_ids=ids, labels=ids)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer is at work")
+def test_a_forward_pass_makes_few_calls_in_few_files():
+    calls = {name: _calls(name) for name in presets()}
+    counts = {name: len(own) for name, own in calls.items()}
+    files = {name: len(set(own)) for name, own in calls.items()}
+    assert statistics.median(counts.values()) <= 61, counts
+    assert counts["transformer"] <= 51, counts
+    assert statistics.median(files.values()) <= 15, files
+    assert files["transformer"] <= 13, files

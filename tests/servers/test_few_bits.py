@@ -61,7 +61,7 @@ def test_vllm_computes_what_was_simulated(name, tmp_path):
     asked = {"prompts": PROMPTS, "tokens": TOKENS, "vocabulary": SHAPE["vocab_size"]}
     asked |= {"implementation": "auto", "dtype": DTYPES[name]}
     (tmp_path / "prompts.json").write_text(json.dumps(asked))
-    words = [BUILT / "bin" / "python", HERE / "ask_vllm.py"]
+    words = [BUILT / "bin" / "python", HERE / "ask.py", "vllm"]
     files = [tmp_path / "prompts.json", tmp_path / "answers.json"]
     subprocess.run([*words, *files, folder], check=True, cwd=tmp_path, timeout=600)
     (answer,) = json.loads(files[1].read_text()).values()
@@ -108,11 +108,7 @@ def table(rows):
         inside = costs.get((whole, row["form"]))
         cells = [row["kind"], row["model"], f"`{row['form']}`", f"{row['bytes'] / 1e6:.0f}"]
         cells += [*speeds, *priced, "" if inside is None else f"{inside:+.1%}"]
-        yield (
-            "| "
-            + " | ".join(cell.replace("%", " %") for cell in cells).replace("|  |", "| |")
-            + " |"
-        )
+        yield f"| {' | '.join(cells)} |".replace("%", " %").replace("|  |", "| |")
 
 
 def tokens_table(rows):
@@ -124,7 +120,7 @@ def tokens_table(rows):
             equal = [str(row[f"equal_in_{dtype}"][first]) for first in ("8", "16", "32")]
             place = [f"{row['model']}, `{row['form']}`", row["prompts"]]
             cells = [*place, row["dtype"], dtype, *equal]
-            yield "| " + " | ".join(cells) + " |"
+            yield f"| {' | '.join(cells)} |"
 
 
 def test_the_page_says_what_the_record_of_saved_folders_has():

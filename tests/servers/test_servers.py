@@ -111,11 +111,8 @@ def _answers(server: str, folder: Path) -> list[dict[str, Any]]:
         tokenizer.save_pretrained(path)
     asked = {"prompts": PROMPTS, "tokens": TOKENS, "vocabulary": SHAPE["vocab_size"]}
     (folder / "prompts.json").write_text(json.dumps(asked))
-    program, *sources = {
-        "vllm": ["ask_vllm.py"],
-        "llama.cpp": ["ask_llama_cpp.py", str(BUILT / "llama.cpp")],
-    }[server]
-    words = [BUILT / "bin" / "python", HERE / program, *sources]
+    source = "vllm" if server == "vllm" else BUILT / "llama.cpp"
+    words = [BUILT / "bin" / "python", HERE / "ask.py", source]
     files = [folder / "prompts.json", folder / "answers.json"]
     subprocess.run([*words, *files, *models], check=True, cwd=folder, timeout=1800)
     rows = []
@@ -125,10 +122,10 @@ def _answers(server: str, folder: Path) -> list[dict[str, Any]]:
         if "refused" in answer:
             rows.append({**row, "refused": answer["refused"]})
             continue
-        own = [own(model, ids) for ids in PROMPTS]
-        pairs = zip(own, answer["logprobs"], strict=True)
+        ours = [own(model, ids) for ids in PROMPTS]
+        pairs = zip(ours, answer["logprobs"], strict=True)
         gaps = [(mine - torch.tensor(theirs)).abs().max() for (mine, _), theirs in pairs]
-        same = [tokens for _, tokens in own] == answer["tokens"]
+        same = [tokens for _, tokens in ours] == answer["tokens"]
         rows.append({**row, "largest_difference": float(max(gaps)), "same_tokens": same})
     return rows
 
