@@ -12,10 +12,11 @@ from torch.nn.functional import pad
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import cuda_sdpa, sinks
+from clearhead.ops.coca import Form, coca_keys
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import refuse_second_derivative, without_autocast
 from clearhead.ops.requests import PREFIXED, UNROTATED, Call
-from clearhead.ops.rope import Form, Rotation, coca_keys
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
 

@@ -19,7 +19,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import OWN
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
-from clearhead.nn.outputs import Gate
+from clearhead.nn.gate import Gate
 from clearhead.ops.precision import without_autocast
 from clearhead.probe.attention_call import AttentionCall, described
 
