@@ -21,8 +21,9 @@ LOGGED = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that is about to train: `name` is the id in its records; `first_step` steps were done
-    when this process took over; `record` is what run.json holds."""
+    """A run of `steps` that is about to train: `name` is the id in its records (description["run"],
+    or else the output folder's name); `first_step` steps were done when this process took over;
+    `record` is what run.json holds."""
 
     name: str
     output: Path
