@@ -138,7 +138,7 @@ def attend_unrotated(
     sink: float | Tensor | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """`attend` over `coca_keys(t, rotation.table(), form)`, [B, H, T, V].
+    """`attend` over `coca_keys(t, rotation.table(), form)`, [B, H, T, V] in the dtype of v.
 
     A kernel may rotate t as it reads. Other arguments are those of `attend`.
 
@@ -147,6 +147,7 @@ def attend_unrotated(
         t_BGSE: x W_T before the relu, [B, G, S, D/2], as CoCA's keys are cached.
         v_BGSV: values.
         rotation: of the last S keys, or of more.
+        form: CoCA's, as in `coca_keys`.
         attend: attention function, called where no kernel reads t.
     """
     q = q_BHTD

@@ -59,10 +59,11 @@ class Rotation:
 def rotary_table(
     positions_BT: Tensor, frequency: Tensor, attention_factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """cos twice, and −sin and sin, of position · frequency (arXiv 2104.09864), for `rotate`.
+    """The two factors of `rotate`, float32 [B, 1, T, width] each (arXiv 2104.09864).
 
-    Both are float32 [B, 1, T, width], times `attention_factor` (YaRN). A frequency is [width/2], or
-    [B, width/2] for each row.
+    cos of position · frequency for both halves of a head's channels; −sin for the first half and
+    sin for the second. `attention_factor` multiplies both, and so the scores by its square (YaRN).
+    A frequency is [width/2], or [B, width/2] for each row.
     """
     frequency = frequency[None, None, None] if frequency.ndim == 1 else frequency[:, None, None]
     angle = positions_BT[:, None, :, None].float() * frequency
@@ -171,7 +172,8 @@ def xpos_tables(
     """xPos's rotary tables of queries and keys, float32, times ζ_j^±((position − centre) / 512).
 
     ζ_j = (2j + 0.4 d) / (1.4 d) (arXiv 2212.10554), so that the score of pair j has the factor
-    ζ_j^((m−n)/512), whatever the centre. Up to 32,768 tokens from it the factors are at most 7e34.
+    ζ_j^((m−n)/512), whatever the centre. A fixed centre lets keys stay in a cache. Up to 32,768
+    tokens from it the factors are at most 7e34, which fits bfloat16 and float32, not float16.
     """
     width = 2 * frequency.shape[-1]
     pair = torch.arange(0, width, 2, device=frequency.device, dtype=torch.float32)
