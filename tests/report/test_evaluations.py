@@ -25,7 +25,7 @@ def _table(records):
     """{row: texts} of the table of one model."""
     (table,) = page_of(records).sections[0].blocks
     rows = zip(table.rows, table.cells, strict=True)
-    return {row.title: [entry.text for entry in cells[0]] for row, cells in rows}
+    return {row.title: [[one.text for one in cell] for cell in cells] for row, cells in rows}
 
 
 @pytest.fixture
@@ -58,8 +58,9 @@ def test_the_page_has_tables_and_curves_by_length(lines):
     page = page_of(parse(lines))
     text = shown(page)
     assert "ntk × 2 accuracy" not in text
-    for row in ("accuracy, none, 256 0.50 ± 0.14", "perplexity, ntk × 2, 128 158 ± 0"):
-        assert row in text  # the mean over depths is 0.4 and 0.6
+    assert "none ntk × 2 perplexity by length in tokens 128 256 128 256 coca" in text
+    assert "coca 2 seeds 0.50 ± 0.14 0.50 ± 0.14" in text  # the mean over depths is 0.4 and 0.6
+    assert "158 ± 0" in text
     assert HOSTILE not in own(render(page))
     assert 'id="comparison"' not in render(page)  # nothing of it was measured
     accuracy, perplexity = _figures(page, "scatter")
@@ -82,9 +83,8 @@ def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():
             lines.extend(_cell("a", "perplexity", at, result, "perplexity"))
     records = parse(lines)
     assert _table(records) == {
-        f"perplexity, none, longest {longest}, {length}": [value]
-        for longest, value in ((256, "10.0"), (512, "20.0"))
-        for length in (128, longest)
+        "perplexity, none, longest 256": [["10.0"], ["10.0"], []],
+        "perplexity, none, longest 512": [["20.0"], [], ["20.0"]],
     }
     (chart,) = _figures(page_of(records), "scatter")
     assert (chart["data"][0]["x"], chart["data"][0]["y"]) == ([128, 512], [20.0, 20.0])
@@ -129,13 +129,13 @@ def test_keys_that_every_seed_finds_or_misses_decide_by_their_number(right, verd
 def test_tables_of_one_model_keep_depths_apart_and_show_intervals_and_what_is_missing(lines):
     one = [line for line in lines if line["run"] == "a0"]
     table = _table(parse(one))
-    settings = ("accuracy, none, depth 0", "accuracy, none, depth 1", "perplexity, none")
-    settings = (*settings, "perplexity, ntk × 2")
-    assert [*table] == [f"{words}, {length}" for words in settings for length in (128, 256)]
-    assert table["accuracy, none, depth 1, 128"] == ["0.600 [0.10, 0.90]"]
-    assert len(_table(parse([one[0], *one[2:]]))) == 7  # one was not asked for
+    depths = ["accuracy, none, depth 0", "accuracy, none, depth 1"]
+    assert [*table] == [*depths, "perplexity, none", "perplexity, ntk × 2"]
+    assert table[depths[1]][0] == ["0.600 [0.10, 0.90]"]
+    dashes = _table(parse([one[0], *one[2:]]))  # one was not asked for
+    assert [len(cell) for name in depths for cell in dashes[name]].count(0) == 1
     one[1]["value"] = None
-    assert [*_table(parse(one)).values()][:2] == [["none"], ["0.200 [0.10, 0.90]"]]
+    assert _table(parse(one))[depths[0]] == [["none"], ["0.200 [0.10, 0.90]"]]
 
 
 def test_the_accuracy_of_a_guess_stands_beside_the_row_and_has_no_table():
@@ -145,7 +145,7 @@ def test_the_accuracy_of_a_guess_stands_beside_the_row_and_has_no_table():
     lines.append({**line, "metric": "accuracy", "value": 0.5})
     lines.append({**line, "metric": "chance", "value": 0.125, "aside": True})
     page = page_of(parse(lines))
-    assert "shots 4, 128 (chance 12.5\u00a0%)" in printed(page, width=200)
+    assert "shots 4 (chance 12.5\u00a0%)" in printed(page, width=200)
     assert not any("chance" in block.title for block in page.blocks() if hasattr(block, "title"))
 
 

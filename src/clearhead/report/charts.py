@@ -156,7 +156,8 @@ def some_of(places: Sequence[int]) -> list[int]:
 
 
 def lines(records: Records, variants: Variants) -> Curves:
-    """A line of each model and variant: the mean over seeds at each place and its deviation."""
+    """A line of each model and variant: the mean over seeds at each place and its deviation,
+    without places where a number is not finite."""
     several = len(records.labels()) > 1
     curves: Curves = {}
     for model in models(records):
@@ -165,7 +166,7 @@ def lines(records: Records, variants: Variants) -> Curves:
             curves[model.arm, words] = [
                 (place, over.mean, over.deviation or 0.0)
                 for place, number in numbers.items()
-                if (over := number.summary(model))
+                if (over := number.summary(model)) and not number.is_lost(model)
             ]
     return curves
 

@@ -194,7 +194,7 @@ def _table(pivot: Pivot, threshold: float, columns: int) -> "Table":
         return "\n".join(filter(None, (escape(shown), escape(words or entry.note))))
 
     table = Table(title=escape(pivot.title), title_justify="left", title_style="bold")
-    table.add_column(overflow="fold")
+    table.add_column(escape(pivot.corner), overflow="fold")
     for column in pivot.columns[:columns]:
         names = (column.group, column.title, f"({column.note})" if column.note else "")
         table.add_column(escape("\n".join(filter(None, names))), justify="right", overflow="fold")
