@@ -58,8 +58,8 @@ def test_the_page_has_tables_and_curves_by_length(lines):
     page = page_of(parse(lines))
     text = shown(page)
     assert "ntk × 2 accuracy" not in text
-    assert "none ntk × 2 perplexity by length in tokens 128 256 128 256 coca" in text
-    assert "coca 2 seeds 0.50 ± 0.14 0.50 ± 0.14" in text  # the mean over depths is 0.4 and 0.6
+    assert "none ntk × 2 128 256 128 256 coca" in text  # settings across, models down
+    assert "coca reference, 2 seeds 0.50 ± 0.14 0.50 ± 0.14" in text  # depths: 0.4 and 0.6
     assert "158 ± 0" in text
     assert HOSTILE not in own(render(page))
     assert 'id="comparison"' not in render(page)  # nothing of it was measured

@@ -1,9 +1,6 @@
-"""Charts by plotly, of the quantities of records: over training, over length, by layer and by head.
-
-Every figure is built in the colours of a light page; `style.LIGHT_TO_DARK` translates them. The key
-of arms is shown above a section's figures. Text from records passes through `style.plain`, and
-never enters a hover template.
-"""
+"""Charts by plotly, of the quantities of records, in the colours of a light page, which
+`style.LIGHT_TO_DARK` translates. Text from records passes through `style.plain`, and never enters a
+hover template."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,32 +44,44 @@ def chart(
     bands: bool = False,
 ) -> Panel | None:
     """Lines of arms by colour, of variants by dash, on axes named `x` and `y`; None without a
-    point. With `bands` a spread is a band, not bars, and points have no markers.
-
-    Args:
-        across: the x axis: "" by number, "log", "layers", or names in their order.
-        up: the y axis: "" by number, "auto" (logarithmic where it spans a factor of four),
-            "zero" (from 0), or "share" (from 0 to 1).
-    """
+    point. With `bands` a spread is a band, not bars, and points have no markers. The x axis
+    (`across`) is by number, "log", "layers", or of names in their order; the y axis (`up`) is by
+    number, "auto" (logarithmic where it spans a factor of four), from "zero", or a "share"."""
     curves = {place: points for place, points in curves.items() if points}
     if not curves:
         return None
     figure = new(x, y)
     dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
     for (arm, name), points in curves.items():
+        look, dash = looks[arm], dashes[name]
         label = style.plain(f"{arm} · {name}" if name else arm)
-        _add_line(figure, label, points, looks[arm], dashes[name], bands=bands)
-    places = {x for points in curves.values() for x, *_ in points}
+        places, values, spread = ([*column] for column in zip(*points, strict=True))
+        line: dict[str, Any] = {"x": places, "y": values, "name": label, "mode": "lines"}
+        if not bands:
+            symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
+            line["mode"] = "lines+markers"
+            line["marker"] = {"color": look.colour, "size": 8, "symbol": symbol}
+        if any(spread) and bands:  # beneath the line
+            edge = [*zip(values, spread, strict=True)]
+            around = [a + b for a, b in edge] + [a - b for a, b in reversed(edge)]
+            band = {"x": places + places[::-1], "y": around, "mode": "lines", "hoverinfo": "skip"}
+            fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16}
+            figure.add_scatter(**band, **fill, line={"width": 0})
+        elif any(spread):
+            bars = {"color": look.colour, "thickness": 1.2, "width": 4}
+            line["error_y"] = {"array": spread, **bars}
+        width = {"color": look.colour, "width": 2, "dash": dash}
+        figure.add_scatter(**line, line=width, hovertemplate="%{x}: %{y:.5g}")
+    xs = {x for points in curves.values() for x, *_ in points}
     shown = [value for points in curves.values() for _, value, _ in points]
     if across == "log":
-        ticks = sorted(places)
+        ticks = sorted(xs)
         named = {"tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
         figure.update_xaxes(type="log", **(named if len(ticks) <= TICKS else {}))
     elif across == "layers":
-        ticks = sorted({*some_of(sorted(places)), *({INPUT} & places)})
-        figure.update_xaxes(
-            tickvals=ticks, ticktext=["in" if n == INPUT else f"{n}" for n in ticks]
-        )
+        ticks = sorted({*some_of(sorted(xs)), *({INPUT} & xs)})
+        names = ["in" if n == INPUT else f"{n}" for n in ticks]
+        figure.update_xaxes(tickvals=ticks, ticktext=names)
     elif across:
         figure.update_xaxes(type="category", categoryarray=[*across], categoryorder="array")
     if up == "share":
@@ -88,7 +97,7 @@ def chart(
         note: True,
         f"{ways[:1].upper()}{ways[1:]}.": len(dashes) > 1,
         "Bars: ± 1 standard deviation over seeds.": any(one.error_y.color for one in figure.data),
-        "“in” is the stream before the first layer.": across == "layers" and INPUT in places,
+        "“in” is the stream before the first layer.": across == "layers" and INPUT in xs,
     }
     words = " ".join(remark for remark, holds in remarks.items() if remark and holds)
     return Panel(title=title, figure=figure, note=words)
@@ -122,33 +131,6 @@ def new(x: str, y: str) -> "go.Figure":
     return figure
 
 
-def _add_line(
-    figure: "go.Figure",
-    name: str,
-    points: Sequence[Point],
-    look: style.Look,
-    dash: str,
-    *,
-    bands: bool,
-) -> None:
-    """Draw a line, and its spread as bars or as a band beneath it."""
-    x, y, spread = (list(column) for column in zip(*points, strict=True))
-    line: dict[str, Any] = {"x": x, "y": y, "name": name, "mode": "lines"}
-    if not bands:
-        symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
-        line["mode"] = "lines+markers"
-        line["marker"] = {"color": look.colour, "size": 8, "symbol": symbol}
-    if any(spread) and bands:
-        edge = [*zip(y, spread, strict=True)]
-        around = [a + b for a, b in edge] + [a - b for a, b in reversed(edge)]
-        fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16, "line": {"width": 0}}
-        figure.add_scatter(x=x + x[::-1], y=around, mode="lines", hoverinfo="skip", **fill)
-    elif any(spread):
-        line["error_y"] = {"array": spread, "color": look.colour, "thickness": 1.2, "width": 4}
-    width = {"color": look.colour, "width": 2, "dash": dash}
-    figure.add_scatter(**line, line=width, hovertemplate="%{x}: %{y:.5g}")
-
-
 def some_of(places: Sequence[int]) -> list[int]:
     """Every n-th of the places, so that an axis can name them."""
     every = math.ceil(len(places) / TICKS)
@@ -172,10 +154,8 @@ def lines(records: Records, variants: Variants) -> Curves:
 
 
 def loss(records: Records, looks: Looks) -> Panel | None:
-    """Training loss by tokens read of one label: mean over seeds, band of ± 1 standard deviation.
-
-    The steep start of a long curve, its first 5 %, is left out: it would flatten the rest.
-    """
+    """Training loss by tokens read of one label: mean over seeds, band of ± 1 standard deviation;
+    without the steep start of a long curve, its first 5 %, which would flatten the rest."""
     import pandas
 
     read = [
@@ -247,11 +227,8 @@ def by_layer(
 
 
 def first_token_share(records: Records) -> list[Panel]:
-    """A heat-map of each arm and map: shares in per cent by layer and head, on one colour scale,
-    with numbers where there is room, else with the scale.
-
-    Heads of different seeds do not correspond, so the first seed is shown and not a mean.
-    """
+    """A heat-map of each arm and map: shares in per cent by layer and head of the first seed (heads
+    of several do not correspond), with numbers where there is room, else with the colour scale."""
     maps: dict[str, dict[tuple[int, int], float]] = {}
     for run in (records.of(arm)[0] for arm in records.arms()):
         for name in ordered_maps({one.dimensions.get("map", "") for one in run.select(SHARE)}):

@@ -1,8 +1,5 @@
-"""Evaluations on a page: a section a task, with tables and curves by length.
-
-A number is the mean over seeds, and over depths where several models stand side by side; ± is one
-standard deviation over seeds.
-"""
+"""Evaluations on a page: a section a task, with tables and curves by length; means are over seeds,
+and over depths where several models stand side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -144,10 +141,8 @@ def scaling_name(dimensions: Mapping[str, Any]) -> str:
 
 
 def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:
-    """A line a model and scaling of a task's first metric, over depths and settings, of one text.
-
-    Of many models only what was measured without scaling: more lines could not be told apart.
-    """
+    """A line a model and scaling of a task's first metric, over depths and settings, of one text;
+    of many models only what was measured without scaling."""
     texts = records.dimension(metric, "longest", task=task)
     of_text = {"longest": texts[-1]} if len(texts) > 1 else {}
     few = len(records.arms()) <= FEW

@@ -75,13 +75,9 @@ class Section:
 
 @dataclass(kw_only=True)
 class Page:
-    """Everything a page shows, before it is markup.
-
-    Attributes:
-        next: commands that act on the verdict.
-        script: JavaScript of this page alone, which finds `data` in the page's data and `late`
-            (JSON of any size, parsed by itself) in the element of that name.
-    """
+    """Everything a page shows, before it is markup. `next` are commands that act on the verdict;
+    `script` is JavaScript of this page alone, which finds `data` in the page's data and `late`
+    (JSON of any size, parsed by itself) in the element of that name."""
 
     title: str
     kicker: str

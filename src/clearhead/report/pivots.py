@@ -84,18 +84,16 @@ def models(records: Records) -> list[Model]:
                 seeds: not without_seeds(labelled),
                 f"{lost} of {len(runs)} runs diverged": lost,
                 "rate at the edge": any(run.at_edge for run in runs),
-                "hardly learnt": any(map(_hardly_learnt, runs)),
+                # A perplexity above the square root of the vocabulary.
+                "hardly learnt": any(
+                    (derived(run, "trained perplexity") or 0) ** 2 > (run.vocabulary or math.inf)
+                    for run in runs
+                ),
             }
             note = ", ".join(words for words, holds in notes.items() if holds)
             names = {"title": arm, "group": label or THIS * (len(labels) > 1), "arm": arm}
             found.append(Model(**names, note=note, records=labelled, reference=reference))
     return found
-
-
-def _hardly_learnt(run: Run) -> bool:
-    """True of a perplexity above the square root of the vocabulary."""
-    perplexity = derived(run, "trained perplexity")
-    return perplexity is not None and perplexity**2 > (run.vocabulary or math.inf)
 
 
 def without_seeds(records: Records) -> bool:
@@ -128,16 +126,10 @@ def derived(run: Run, metric: str) -> float | None:
 
 @dataclass(frozen=True)
 class Quantity(Heading):
-    """A number of every run under its heading, shown as value × scale.
-
-    Attributes:
-        metric, at: the measure at exactly these dimensions (a "layer" may be "first" or "last"),
-            or one of `DERIVED`.
-        by_map: it has a number for each attention map.
-        pooled: the mean over all other dimensions is meant.
-        judged: whether a difference to the reference is a result.
-        one_device: whether runs on other devices than most do not count.
-    """
+    """A number of every run under its heading, shown as value × scale: one of `DERIVED`, or a
+    measure at exactly these dimensions (a "layer" may be "first" or "last"), or with `pooled` the
+    mean over all other dimensions. With `by_map` each attention map has one; `judged` says whether
+    a difference to the reference is a result; `one_device` leaves out runs on other devices."""
 
     metric: str = ""
     at: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -262,10 +254,7 @@ def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
 
 def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple[Component, ...]:
     """The error of drawing these keys or documents and no others; empty where records lack them.
-
-    Items are drawn a cell at a time, so the variances of its depths' means are added; what both
-    arms find hard is no error.
-    """
+    Items are drawn a cell at a time, so variances are added; what both find hard is no error."""
     strata, trials = list[Component](), True
     for key in {one.key for ones in mine.values() for one in ones}:
         sides = [
