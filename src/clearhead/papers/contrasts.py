@@ -170,7 +170,11 @@ class Contrast:
         return {name for one in readings for part in one.parts for name in part.arm}
 
     def outcomes(self, sources: Mapping[str, Records]) -> "Iterator[Outcome]":
-        """The difference in each source and under each label where both arms have a number."""
+        """The difference in each source and under each label where both arms have a number. They
+        may differ in the map, a length in training lengths, and where their readings differ."""
+        ats = [part.at for one in (self.ours, self.theirs) for part in one.parts]
+        apart = {name for at in ats for name in at if len({one.get(name) for one in ats}) > 1}
+        apart |= {"map"} if self.ours.times is None else {"map", "length"}
         for source, records in sources.items():
             runs = {label: records.labelled(label).runs for label in records.labels()}
             for label in runs:
@@ -179,7 +183,7 @@ class Contrast:
                 if other is None or not self.ours.rows(runs[label]):
                     continue
                 sides = (self.ours, runs[label]), (self.theirs, runs[other])
-                mine, others = measures(*sides, apart=self._apart)
+                mine, others = measures(*sides, apart=apart)
                 test = partial(_test, self, mine, others)
                 if (difference := test(self.bound)) is None:
                     continue
@@ -213,14 +217,6 @@ class Contrast:
         if self.ours.metric in OF_RATE and not self.own_rates and "," in words:
             yield f"the rates differ ({words})"
 
-    @property
-    def _apart(self) -> set[str]:
-        """Dimensions in which the two sides may differ: the map, a length in training lengths, and
-        those that one reading has otherwise than another."""
-        ats = [part.at for one in (self.ours, self.theirs) for part in one.parts]
-        names = {name for at in ats for name in at if len({one.get(name) for one in ats}) > 1}
-        return {"map", *names, *(() if self.ours.times is None else ("length",))}
-
 
 def _has_learnt(reading: Reading, runs: Sequence[Run]) -> bool:
     """True if the mean perplexity at the training length, that goes with a loss or perplexity
@@ -230,10 +226,10 @@ def _has_learnt(reading: Reading, runs: Sequence[Run]) -> bool:
         return True
     at, times = {} if metric == "loss" else reading.at, None if reading.times is None else 1.0
     within = replace(reading, metric=metric, at=at, times=times, minus=None)
-    level, sizes = within.level(runs), [run.vocabulary for run, _ in within.rows(runs)]
-    if level is None or not (known := [*filter(None, sizes)]):
+    level, sizes = within.level(runs), [run.vocabulary or math.inf for run, _ in within.rows(runs)]
+    if level is None:
         return True
-    return 2 * (level if metric.endswith("loss") else math.log(level)) < math.log(min(known))
+    return 2 * (level if metric.endswith("loss") else math.log(level)) < math.log(min(sizes))
 
 
 def _test(contrast: Contrast, ours: Found, theirs: Found, against: float) -> Difference | None:

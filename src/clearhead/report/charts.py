@@ -111,24 +111,18 @@ def new(x: str, y: str) -> "go.Figure":
     grid = {"gridcolor": style.GRID[0], "linecolor": style.GRID[0]}
     axis = {**grid, "zeroline": False, "automargin": True, "ticks": ""}
     hover = {"bgcolor": style.PAPER[0], "bordercolor": style.GRID[0], "namelength": -1}
-    figure = go.Figure(
-        layout={
-            "template": {},
-            "autosize": True,
-            "paper_bgcolor": clear,
-            "plot_bgcolor": clear,
-            "font": {"family": style.FONT, "size": 13, **_MUTED},
-            "margin": {"l": 48, "r": 12, "t": 8, "b": 44},
-            "hoverlabel": {**hover, "font": {"color": style.INK[0]}},
-            "modebar": {"bgcolor": clear, **_MUTED},
-            "showlegend": False,
-            "hovermode": "closest",
-        }
-    )
-    figure.update_xaxes(title={"text": x, "font": {"size": 13}}, **axis)
-    # With a standoff the title keeps clear of tick labels of any width.
-    figure.update_yaxes(title={"text": y, "font": {"size": 13}, "standoff": 6}, **axis)
-    return figure
+    layout = {
+        **{"template": {}, "autosize": True, "showlegend": False, "hovermode": "closest"},
+        **{"paper_bgcolor": clear, "plot_bgcolor": clear},
+        "font": {"family": style.FONT, "size": 13, **_MUTED},
+        "margin": {"l": 48, "r": 12, "t": 8, "b": 44},
+        "hoverlabel": {**hover, "font": {"color": style.INK[0]}},
+        "modebar": {"bgcolor": clear, **_MUTED},
+        "xaxis": {**axis, "title": {"text": x, "font": {"size": 13}}},
+        # With a standoff the title keeps clear of tick labels of any width.
+        "yaxis": {**axis, "title": {"text": y, "font": {"size": 13}, "standoff": 6}},
+    }
+    return go.Figure(layout=layout)
 
 
 def some_of(places: Sequence[int]) -> list[int]:
@@ -248,17 +242,13 @@ def first_token_share(records: Records) -> list[Panel]:
             continue
         few = len(columns) <= 8 and len(rows) <= TICKS
         figure = new("head", "layer")
+        shares = [[cells.get((row, column)) for column in columns] for row in rows]
+        colours = {"colorscale": scale, "showscale": not few, "zmin": 0, "zmax": largest}
+        gap = 2 if few else 1
         figure.add_heatmap(
-            x=columns,
-            y=rows,
-            z=[[cells.get((row, column)) for column in columns] for row in rows],
-            zmin=0,
-            zmax=largest,
-            colorscale=scale,
-            showscale=not few,
+            **{"x": columns, "y": rows, "z": shares, "xgap": gap, "ygap": gap},
+            **colours,
             colorbar={"ticksuffix": " %", "thickness": 8, "outlinewidth": 0},
-            xgap=2 if few else 1,
-            ygap=2 if few else 1,
             texttemplate="%{z:.0f}" if few else "",
             hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
         )
