@@ -142,10 +142,8 @@ def test_the_table_of_repairs_says_what_the_comparisons_do():
     assert not {*lines} - {"---"}
 
 
-def test_the_counts_of_verdicts_are_those_of_the_lines():
+def test_the_counts_of_verdicts_are_those_of_the_claims():
     verdicts = re.findall(r"^### \S+: (.*)$", BOOK, re.MULTILINE)
-    lines = [row[3].partition(",")[0] for row in tabled(CLAIMS) if re.match(r"`\w+/", row[0])]
-    assert lines == verdicts
     names = ("holds", "does not hold", "undecided", "untested")
     total = re.search(r"^Of \d+ claims .*$", CLAIMS, re.MULTILINE)[0]
     agree(total, len(verdicts), *(verdicts.count(name) for name in names))

@@ -114,26 +114,20 @@ def remarks_on(run: Run) -> Iterator[str]:
 def _charts(records: Records, looks: Looks) -> Iterator[Panel | None]:
     """A chart for the schemes that round the same tensors: colour says which model, dash which
     granularity of scales."""
-    kinds: dict[str, dict[str, dict[float, str]]] = {}  # by kind, granularity and bits
-    for scheme, (family, bits) in schemes(records).items():
+    full = replace(PERPLEXITY, at={"scheme": None})
+    kinds: dict[str, dict[str, dict[str, Quantity]]] = {}  # by kind, granularity and bits
+    ends: dict[str, list[str]] = {}
+    descending = sorted(schemes(records).items(), key=lambda one: -(one[1][1] or 0))
+    for scheme, (family, bits) in descending:
         if family and bits:
             kind, _, scale = family.rpartition("-")
-            kinds.setdefault(kind or scale, {}).setdefault(scale, {})[bits] = scheme
-    for scales in kinds.values():
-        names = [scheme for by_bits in scales.values() for scheme in by_bits.values()]
-        ticks = sorted({bits for by_bits in scales.values() for bits in by_bits}, reverse=True)
-        variants = {
-            scale: {FULL: replace(PERPLEXITY, at={"scheme": None})}
-            | {
-                f"{bits:g}": replace(PERPLEXITY, at={"scheme": by_bits[bits]})
-                for bits in ticks
-                if bits in by_bits
-            }
-            for scale, by_bits in scales.items()
-        }
-        lines = charts.lines(records, variants).items()
+            by_bits = kinds.setdefault(kind or scale, {}).setdefault(scale, {FULL: full})
+            by_bits[f"{bits:g}"] = replace(full, at={"scheme": scheme})
+            ends.setdefault(kind or scale, []).append(scheme)
+    for kind, scales in kinds.items():
+        lines = charts.lines(records, scales).items()
         curves = {place: points for place, points in lines if [x for x, *_ in points] != [FULL]}
-        places = {x for points in curves.values() for x, *_ in points}
-        across = [FULL, *(name for bits in ticks if (name := f"{bits:g}") in places)]
-        title = " to ".join(dict.fromkeys((names[0], names[-1])))
+        places = {x for points in curves.values() for x, *_ in points} - {FULL}
+        across = [FULL, *sorted(places, key=float, reverse=True)]
+        title = " to ".join(dict.fromkeys((ends[kind][0], ends[kind][-1])))
         yield chart(title, curves, looks, "bits", "perplexity", across=across, up="auto")

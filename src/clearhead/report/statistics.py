@@ -158,10 +158,10 @@ def _edge(p_value: Callable[[float], float], start: float, step: float) -> float
     return math.copysign(math.inf, step)
 
 
-def false_discovery_threshold(p_values: Iterable[float]) -> float:
+def threshold_of(differences: Iterable[Difference]) -> float:
     """Benjamini and Hochberg's threshold, the largest p that is at most rank / n of `LEVEL`:
     differences with p up to it hold together. Negative where none is."""
-    ranked = sorted(p_values)
+    ranked = sorted(family(differences).values())
     # A p that equals its limit counts, however the limit is rounded.
     limits = ((p, (LEVEL + 1e-12) * rank / len(ranked)) for rank, p in enumerate(ranked, 1))
     return max((p for p, limit in limits if p <= limit), default=-1.0)
@@ -172,22 +172,17 @@ def family(differences: Iterable[Difference]) -> dict[Hashable, float]:
     return {(one.against, one.compared or one): one.p for one in differences if one.p is not None}
 
 
-def threshold_of(differences: Iterable[Difference]) -> float:
-    """The largest p of a difference that holds among all of them (Benjamini-Hochberg)."""
-    return false_discovery_threshold(family(differences).values())
-
-
 def holds(difference: Difference, threshold: float) -> bool:
     """True if a difference is decided, and survives among all comparisons of its page."""
     decided = difference.verdict in (Verdict.LOWER, Verdict.HIGHER)
     return decided and difference.p is not None and difference.p <= threshold
 
 
-def account(differences: Iterable[Difference]) -> str:
+def account(differences: Sequence[Difference]) -> str:
     """Numbers of comparisons made, decided alone, and decided together."""
     if not (p_values := family(differences).values()):
         return ""
-    threshold = false_discovery_threshold(p_values)
+    threshold = threshold_of(differences)
     decided, together = (sum(p <= at for p in p_values) for at in (LEVEL, threshold))
     return (
         f"Comparisons on this page: {len(p_values)}. Decided one by one: {decided}; together as "
