@@ -10,17 +10,7 @@ import pytest
 from clearhead.lab.configs import Job
 from clearhead.papers import book, stages
 from clearhead.papers.claims import CLAIMS, pool, threshold_over, verdict_of
-from clearhead.papers.contrasts import (
-    LOSS,
-    Contrast,
-    Gate,
-    Judgement,
-    Outcome,
-    higher,
-    lower,
-    number,
-    ratio,
-)
+from clearhead.papers.contrasts import LOSS, Contrast, Gate, Judgement, higher, lower, number, ratio
 from clearhead.papers.requests import EXPERIMENTS
 from clearhead.records.jsonl import append
 from clearhead.records.loading import load
@@ -37,7 +27,7 @@ def _contrast(claimed: str, margin: float | None = None, arm: str = "sas") -> Co
     return Contrast(**sides, claimed=claimed, words="", margin=margin)
 
 
-def _only(contrast: Contrast, records: Records) -> Outcome:
+def _only(contrast: Contrast, records: Records) -> Any:
     """The only outcome of a contrast in records."""
     (outcome,) = contrast.outcomes({"a": records})
     return outcome

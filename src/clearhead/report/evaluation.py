@@ -74,20 +74,15 @@ def one_model(records: Records) -> Pivot | None:
             words = f"{metric.replace('_', ' ')}, {number.group}"
             row = Heading(words, task + _of_text(records, task), number.note)
             rows.setdefault(row, {})[number.title] = number
-    lengths = {
-        title: one.at.get("length") or 0 for row in rows.values() for title, one in row.items()
-    }
-    labelled = {
-        Heading(one, model.group): model
-        for model in models(records)
-        for one in sorted(lengths, key=lengths.__getitem__)
-    }
+    titles = {title for row in rows.values() for title in row}
+    lengths = sorted(titles, key=lambda one: int(one.replace(",", "") or 0))
+    columns = {Heading(one, model.group): model for model in models(records) for one in lengths}
 
     def cell(row: Heading, column: Heading) -> Cell:
         number = rows[row].get(column.title)
-        return number.entries(labelled[column]) if number else ()
+        return number.entries(columns[column]) if number else ()
 
-    return pivot(records.arms()[0], rows, labelled, cell, "by length" if any(lengths) else "")
+    return pivot(records.arms()[0], rows, columns, cell, "by length" if any(lengths) else "")
 
 
 def _of_text(records: Records, task: str) -> str:
