@@ -94,12 +94,10 @@ def _run(words: list[str]) -> Any:
     keep_freed_memory()
     try:
         module = importlib.import_module(f"clearhead.cli.{verb}")
-        from clearhead.cli.options import parse, said_once
+        from clearhead.cli.options import parse
 
-        with said_once():
-            default = module.default(words[1:]) if hasattr(module, "default") else None
-            command = parse(module, words[1:], default=default)
-        return module.run(command)
+        default = module.default(words[1:]) if hasattr(module, "default") else None
+        return module.run(parse(module, words[1:], default=default))
     except SystemExit as stop:  # of help
         return stop.code
 

@@ -42,25 +42,26 @@ def run(command: Command) -> int:
     import torch
 
     from clearhead.lab.runs import load_model
-    from clearhead.models.inspection import check_tokens, finite, generating_plainly, longest_text
+    from clearhead.models import inspection
 
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
-    ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
-    ids = [*([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]), *ids]
-    if not ids:
+    ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    if not (ids := ids + tokenizer(command.prompt, add_special_tokens=False)["input_ids"]):
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
-    prompt, limit = torch.tensor([ids], device=model.device), longest_text(model)
-    check_tokens(model, prompt)
+    prompt = torch.tensor([ids], device=model.device)
+    inspection.check_tokens(model, prompt)
     # The last token is not read again.
-    if limit is not None and command.tokens > (room := limit + 1 - len(ids)):
-        advice = f"ask for {room} at most" if room > 0 else "shorten the prompt"
-        raise ClearheadError(f"the model has {limit} learned positions: {advice}")
+    longest, advice = len(ids) + command.tokens - 1, "ask for fewer --tokens or shorten the prompt"
+    inspection.require_positions(model, longest, advice)
     torch.manual_seed(command.seed)
-    options: dict[str, Any] = {"max_new_tokens": command.tokens, "logits_processor": [finite]}
-    options |= {"do_sample": command.temperature > 0, "pad_token_id": tokenizer.pad_token_id}
+    options: dict[str, Any] = {
+        "max_new_tokens": command.tokens,
+        "logits_processor": [inspection.finite],
+    }
+    options |= {"attention_mask": torch.ones_like(prompt), "pad_token_id": tokenizer.pad_token_id}
     if command.temperature > 0:
-        options |= {"temperature": command.temperature, "top_p": command.top_p, "top_k": 0}
-    options["attention_mask"] = torch.ones_like(prompt)
-    out = generating_plainly(model).generate(prompt, **options)
+        options |= {"do_sample": True, "temperature": command.temperature}
+        options |= {"top_p": command.top_p, "top_k": 0}
+    out = inspection.generating_plainly(model).generate(prompt, **options)
     write(tokenizer.decode(out[0], skip_special_tokens=True))
     return 0

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -123,17 +123,6 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
         if needed and getattr(command, field.name) == ():
             raise ClearheadError(f"{name} needs one or more {field.name}: none is given")
     return command
-
-
-@contextlib.contextmanager
-def said_once() -> Iterator[None]:
-    """Let every process of torchrun fail on an error that all of them find, but only the first one
-    of each machine print it."""
-    try:
-        yield
-    except ClearheadError as error:
-        error.printed_elsewhere = os.environ.get("LOCAL_RANK", "0") != "0"
-        raise
 
 
 def given(words: list[str], option: str) -> str | None:

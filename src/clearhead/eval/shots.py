@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
+from math import fsum
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any, NamedTuple
@@ -179,8 +180,9 @@ class Setting:
         """For each query, whether its own label is the likeliest (the first of equal ones)."""
         right = []
         for query, question in zip(self.queries, self.questions, strict=True):
-            scores = self._subject.reader.weigh(Prompt(context, question), self.answers)
-            right.append(scores.index(max(scores)) == query.label)
+            prompts = [Prompt(context, question)] * len(self.answers)
+            losses = [fsum(one.loss) for one in self._subject.reader.ask(prompts, self.answers)]
+            right.append(losses.index(min(losses)) == query.label)
         return right
 
     def _question(self, text: str) -> Ids:

@@ -20,14 +20,14 @@ from clearhead.lab import runs
 from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
 from clearhead.lab.runs import Base, run_missing
 from clearhead.models import plan
-from clearhead.models.inspection import parameter_count
+from clearhead.models.inspection import parameter_count, require_positions
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.probe import ByTile
 from clearhead.probe import measure as measure_inside
 from clearhead.progress import Work
 from clearhead.records import jsonl
-from clearhead.records.lock import hold_folder
+from clearhead.records.files import hold_folder
 from clearhead.records.provenance import KEYS
 from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
@@ -115,7 +115,7 @@ def _outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None
         build = partial(runs.new_model, keys)
         with torch.device("meta"):
             outline = build()
-        runs.check_length(outline, arm.preset, arm.train.sequence_length)
+        require_positions(outline, arm.train.sequence_length, runs.SHORTER, arm.preset)
         return arm, outline, build
     try:
         outline = base.start(arm.preset, arm.model).model

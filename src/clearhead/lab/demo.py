@@ -16,7 +16,7 @@ from clearhead.diagnose.means import Means
 from clearhead.lab.compare import compare, folder_of
 from clearhead.lab.configs import RECORDS, CompareConfig
 from clearhead.lab.converting import run_conversion
-from clearhead.lab.measuring import measure, require_maps
+from clearhead.lab.measuring import measure
 from clearhead.lab.runs import load_model
 from clearhead.lab.sweep_configs import ConvertConfig, DiagnoseConfig, QuantizeConfig
 from clearhead.models.loading import kind_of, resolved
@@ -81,7 +81,6 @@ def run_demo(
     work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
     if pretrained is not None:  # a name that leads nowhere is better known before the training
         kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
-        require_maps(pretrained, trust_remote_code)
     for one in asked:
         compare(one, work=work)
     records = {part: output / f"{part}.jsonl" for part in ("text", "sinks", "bits")}

@@ -2,8 +2,8 @@
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from clearhead.probe.tiles import DIFFLLAMA
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
 from clearhead.quantize.measure import QuantizationTask
+from clearhead.records.files import hold_file
+from clearhead.records.loading import Store
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Line
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
@@ -39,22 +41,25 @@ Load = Callable[[str, str], Portion]
 
 
 def measure(
-    config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
+    config: Any, *, work: Work | None = None, lines: list[Line] | None = None
 ) -> list[Line]:
     """Evaluate, diagnose or quantise the models of an EvaluateConfig, DiagnoseConfig or
-    QuantizeConfig; return the records, which its file gets too. `told` is as in `sweep`."""
+    QuantizeConfig, loaded one after the other; return the records, which its file and `lines` get
+    as they are made."""
     if isinstance(config, DiagnoseConfig):
         study, load = DIAGNOSIS, _diagnosis(config)
     elif isinstance(config, QuantizeConfig):
         study, load = QUANTIZATION, _quantization(config)
     else:
         study, load = COMPARISON, _evaluation(config)
-
-    named = zip(config.models, short_names(config.models), strict=True)
-    portions = [partial(load, *one) for one in named]
-    return sweep(
-        portions, seeds=config.seeds, records=config.records, study=study, work=work, told=told
-    )
+    lines, work = [] if lines is None else lines, work or Work()
+    names = short_names(config.models)
+    with nullcontext() if config.records is None else hold_file(config.records):
+        store = Store(config.records, study)
+        for source, name in zip(config.models, names, strict=True):
+            for done in sweep(load(source, name), config.seeds, store, len(names), work):
+                lines += done
+    return lines
 
 
 def _subject(config: Any, model: Any, tokenizer: Any, texts: Texts, **sizes: Any) -> Subject:
@@ -105,12 +110,6 @@ def check_models(config: QuantizeConfig) -> None:
         require_room(source, "quantize", copies=2)
 
 
-def require_maps(source: str, trust_remote_code: bool) -> None:
-    """Refuse a model whose attention maps no probe combines, before another is measured."""
-    if _settings(source, trust_remote_code).model_type == "diffllama":
-        raise ClearheadError(DIFFLLAMA)
-
-
 def _settings(source: str, trust_remote_code: bool) -> Any:
     return load_config(resolved(source), trust_remote_code=trust_remote_code)
 
@@ -123,7 +122,8 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
         if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
         else:
-            require_maps(source, config.trust_remote_code)
+            if _settings(source, config.trust_remote_code).model_type == "diffllama":
+                raise ClearheadError(DIFFLLAMA)
             require_room(source, "diagnose", copies=1)
 
     def load(source: str, name: str) -> Portion:
@@ -134,8 +134,8 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
                 keys = fitted(named, config.size or "tiny", corpus, TrainConfig(), **config.set)
                 model = new_model(keys).to(best_device()).eval()
             else:
-                kinds, trust = ("causal", "masked", "bare"), config.trust_remote_code
-                model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
+                kinds = ("causal", "masked", "bare")
+                model, tokenizer = load_model(source, kinds, config.trust_remote_code)
                 corpus = own_text(data, tokenizer)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
@@ -182,8 +182,7 @@ def _evaluation(config: Any) -> Load:
         header = headers[source]
         if alike:
             header["run"] = header["preset"] = name
-        trust = config.trust_remote_code
-        model, tokenizer = load_model(source, ("causal", "masked"), trust_remote_code=trust)
+        model, tokenizer = load_model(source, ("causal", "masked"), config.trust_remote_code)
         masked = "MaskedLM" in type(model).__name__
         names = named or [MASKED if masked else "perplexity"]
         if misfits := [task for task in names if (task == MASKED) != masked]:

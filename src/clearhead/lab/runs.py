@@ -31,16 +31,16 @@ from clearhead.models import (
 from clearhead.models.conversion import imported, require_convertible
 from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import dropouts, filled, words_of
-from clearhead.models.inspection import longest_text, parameter_count
+from clearhead.models.inspection import parameter_count, require_positions
 from clearhead.models.loading import best_device, load
 from clearhead.models.starts import Start, check_baseline, started, target
 from clearhead.nn.normalizers import AT_REST, Sink
 from clearhead.optim import learning_rate
 from clearhead.optim.build import matched
 from clearhead.progress import Work
+from clearhead.records.files import hold_folder
 from clearhead.records.identity import canonical, differences, restored
 from clearhead.records.loading import Store
-from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Records
 from clearhead.terminal import say
 from clearhead.train import (
@@ -55,6 +55,7 @@ from clearhead.train import (
 from clearhead.train.run_dir import holds_run, is_finished, read_record
 from clearhead.train.world import joined
 
+SHORTER = "give a smaller --train.sequence-length"
 _OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings that a run keeps
 
 
@@ -83,19 +84,6 @@ def fitted(
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
         keys[token] = getattr(corpus.tokenizer, token)
     return preset(name, size, **{**keys, **changes})
-
-
-def check_length(model: Any, name: str, length: int, option: str = "sequence-length") -> None:
-    """Refuse texts longer than the model can tell positions apart; `option` sets their length."""
-    limit, ours = longest_text(model), isinstance(model.config, ClearheadConfig)
-    if limit is None and ours:
-        limit = model.base_model.position.longest()
-        limit = limit and limit - model.base_model.prefix_length
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit} positions of {name}: give "
-            f"--train.{option} {limit}" + ", or raise max_position_embeddings" * ours
-        )
 
 
 def batches(
@@ -158,7 +146,7 @@ def refuse_tokenizer(data: DataConfig) -> None:
 
 
 def load_model(
-    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
+    name: str, kinds: tuple[str, ...] = ("causal",), trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
     """A model of one of the `kinds` in eval mode on the best device, and its tokenizer."""
     model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
@@ -194,7 +182,8 @@ class Base:
         if not changes:
             return Start(copy.deepcopy(self.model), (), ())
         start = started(imported(self.model), changes)
-        check_length(start.model, f"{self.name} beside learned keys", self.length)
+        named = f"{self.name} beside learned keys"
+        require_positions(start.model, self.length, SHORTER, named)
         return start
 
     @cached_property
@@ -217,7 +206,7 @@ def open_base(
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)
-    check_length(model, name, length)
+    require_positions(model, length, SHORTER, name)
     require_own_tokenizer(name, model, tokenizer)
     corpus = own_text(data, tokenizer, began)
     shares = dropouts(model.config) if alike and type(model).__name__ in FAMILIES else {}
@@ -320,7 +309,7 @@ def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
     config = fitted(name, job.size, corpus, job.train, **job.set)
     torch.manual_seed(job.train.seed)
     model = new_model(config)
-    check_length(model, name, job.train.sequence_length)
+    require_positions(model, job.train.sequence_length, SHORTER, name)
     return model, corpus
 
 

@@ -5,7 +5,6 @@ Prompts of one length run together, without padding, so that no row depends on i
 
 import copy
 import inspect
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig
 from clearhead.models.base_model import CACHE, cache_of
-from clearhead.models.inspection import evaluating, finite, longest_text
+from clearhead.models.inspection import evaluating, finite, require_positions
 from clearhead.terminal import hushed
 
 Ids = tuple[int, ...]
@@ -75,7 +74,7 @@ class Reader:
         and `new_tokens` decoded greedily. Prompts that share a long prefix should be adjacent."""
         asked = zip(prompts, answers, strict=True)
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
-        check_length(self.model, max(lengths))
+        require_positions(self.model, max(lengths), "give shorter texts or answers")
         # A batch has prompts of one length; a context that several have is a batch's only one.
         contexts = Counter(prompt.context for prompt in prompts)
         groups = defaultdict(list)
@@ -94,11 +93,6 @@ class Reader:
                 for index, tokens, scores in zip(part, written, forced, strict=True):
                     answered[index] = Answer(tokens, *scores)
         return [answered[index] for index in range(len(prompts))]
-
-    def weigh(self, prompt: Prompt, answers: Sequence[Ids]) -> list[float]:
-        """log p of each answer after one prompt, summed over its tokens, in nats."""
-        replies = self.ask([prompt] * len(answers), answers)
-        return [-math.fsum(answer.loss) for answer in replies]
 
     def read(self, prompts: Sequence[Prompt]) -> Batch:
         """Read the start that prompts of one length share, all but the last token at most."""
@@ -219,16 +213,3 @@ def reset_dynamic_rope(model: Any) -> None:
     """Make transformers drop the frequencies of the longest text so far, by reading a short one."""
     if follow_length(model) and not isinstance(model.config, ClearheadConfig):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
-
-
-def check_length(model: Any, length: int) -> None:
-    """Refuse texts of `length` tokens, answer included, where there is no such position."""
-    limit, kind = longest_text(model), "learned positions of this model"
-    if limit is None and isinstance(model.config, ClearheadConfig):
-        limit = model.base_model.position.longest()
-        kind = f"positions that {model.config.position} can tell apart"
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"{length:,} tokens, those to be written included, are more than the {limit:,} {kind}: "
-            f"ask for at most {limit:,}, or evaluate a model with rope"
-        )

@@ -7,10 +7,8 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -19,13 +17,12 @@ import torch
 from clearhead.data import Corpus
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import NotFinite
-from clearhead.measure.answers import Reader, check_length
-from clearhead.models.inspection import dtype_name, within_memory
+from clearhead.measure.answers import Reader
+from clearhead.models.inspection import dtype_name, require_positions, within_memory
 from clearhead.progress import Work
 from clearhead.records.cells import unmeasured
 from clearhead.records.identity import canonical, digest_of
 from clearhead.records.loading import Store
-from clearhead.records.lock import hold_file
 from clearhead.records.provenance import provenance
 from clearhead.records.runs import COMPARISON, DRAW, Line
 from clearhead.train.memory import PeakMemory
@@ -118,7 +115,7 @@ class Subject:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def check_length(self, length: int) -> None:
-        check_length(self.model, length)
+        require_positions(self.model, length, "give shorter lengths or answers")
 
 
 class Task(Protocol):
@@ -154,44 +151,20 @@ with their dimensions; the tasks by name; and advice for when memory runs out.""
 
 
 def sweep(
-    portions: Sequence[Callable[[], Portion]],
-    *,
-    seeds: Sequence[int],
-    records: Path | None,
-    study: str = COMPARISON,
-    work: Work | None = None,
-    told: Callable[[list[Line]], object] | None = None,
-) -> list[Line]:
-    """Measure every cell; return each run's line and those of its cells, in order.
-
-    Models are loaded one after the other, and all of a model's cells are checked before any is
-    measured. `records`, if given, is a file to append to, and `told` is called with a run's line
-    and with those of each cell once it is done. `work` takes all models to have as many cells.
-    """
-    lines: list[Line] = []
-    work = Work() if work is None else work
-    with nullcontext() if records is None else hold_file(records):
-        store = Store(records, study)
-        for load in portions:
-            for done in _swept(load(), seeds, store, study, len(portions), work):
-                lines += done
-                if told is not None:
-                    told(done)
-    return lines
-
-
-def _swept(
-    portion: Portion, seeds: Sequence[int], store: Store, study: str, portions: int, work: Work
+    portion: Portion, seeds: Sequence[int], store: Store, models: int, work: Work
 ) -> Iterator[list[Line]]:
+    """Measure every cell of a model that is not in the store, all of which are checked before any
+    is measured; yield the run's line and those of each cell once it is done, in order. `work` takes
+    all `models` to have as many cells."""
     named, subjects, tasks, less = portion
     cells = _planned(subjects, tasks, seeds)
     at_hand = subjects[0][1]
     origin, read = provenance(at_hand.model.device), at_hand.texts.read
     text = {"weights": at_hand.weights, "data": read and read.describe()}
-    header = {"kind": "run", **text, **named, "study": study, **origin}
+    header = {"kind": "run", **text, **named, "study": store.study, **origin}
     if store.path is not None:
         less += f"; what is done is in {store.path}, and the same command goes on"
-    work.start(portions * len(cells))
+    work.start(models * len(cells))
     yield [canonical(header)]
     for subject, cell, key, facts in cells:
         if subject is not at_hand:
@@ -202,7 +175,7 @@ def _swept(
             yield store.rows(key, header)
             continue
         task, draw = facts["task"], {DRAW: facts[DRAW]} if DRAW in facts else {}
-        common = {**({"task": task} if study == COMPARISON else {}), **facts["at"], **draw}
+        common = {**({"task": task} if store.study == COMPARISON else {}), **facts["at"], **draw}
         work.begin(f"{named['run']}, {name_of(facts)}")
         peak, started = PeakMemory(subject.model.device), time.perf_counter()
         with within_memory(less):

@@ -10,8 +10,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,25 +53,8 @@ def load(paths: Path | Iterable[Path]) -> Records:
     for path in [paths] if isinstance(paths, Path) else paths:
         lines = Lines()
         jsonl.each(path, lines.read)
-        with trusted(path):
-            files[path] = lines.runs()
-    with trusted(*files):
-        return _joined(_told_apart(files))
-
-
-@contextmanager
-def trusted(*paths: Path) -> Iterator[None]:
-    """Turn errors of the body that wrongly typed values in these files cause into one line; without
-    files nothing is caught."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if not paths:  # what was just measured
-            raise
-        raise ClearheadError(
-            f"{', '.join(map(str, paths))}: a value has another type than its key asks for "
-            f"({type(error).__name__}: {error}): restore the file if it was changed"
-        ) from error
+        files[path] = lines.runs()
+    return _joined(_told_apart(files))
 
 
 def parse(lines: Iterable[Line]) -> Records:
@@ -262,7 +244,7 @@ class Store(Lines):
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
         super().__init__()
-        self.path = path
+        self.path, self.study = path, study
         self._begun = set[str]()
         if path is not None and path.exists():
             jsonl.each(path, self.read)
