@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tests_judge_server as served
 
-from clearhead.eval import TASKS
+from clearhead.lab.measuring import TASKS
 from clearhead.records.provenance import KEYS
 from clearhead.report import load
 

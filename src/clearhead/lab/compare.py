@@ -14,8 +14,9 @@ from torch import nn
 from clearhead.data import Corpus, prepare, windows, with_mask_token
 from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans
 from clearhead.errors import ClearheadError
-from clearhead.eval import lengths as perplexity_by_length
-from clearhead.eval import masked_loss, perplexity
+from clearhead.eval.perplexity_task import masked_loss
+from clearhead.eval.sliding import lengths as perplexity_by_length
+from clearhead.eval.sliding import perplexity
 from clearhead.lab import runs
 from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
 from clearhead.lab.runs import Base, run_missing

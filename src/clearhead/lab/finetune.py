@@ -13,7 +13,7 @@ import torch
 
 from clearhead.data import DataConfig, LabelledBatches, labelled, readers
 from clearhead.errors import ClearheadError
-from clearhead.eval import METRICS, predict
+from clearhead.eval.classification import METRICS, predict
 from clearhead.lab.configs import FinetuneJob
 from clearhead.lab.runs import run_missing
 from clearhead.measure.sweep import parameters_digest

@@ -13,7 +13,12 @@ from transformers.utils import logging
 from clearhead.data import Corpus, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval import TASKS, check_names, parted
+from clearhead.eval.hallucination import HallucinationTask
+from clearhead.eval.harness import HarnessTask, check_names
+from clearhead.eval.options import parted
+from clearhead.eval.perplexity_task import HitsTask, MaskedTask, PerplexityTask
+from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
+from clearhead.eval.shots import ShotsTask
 from clearhead.lab.runs import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Texts, sweep
@@ -35,6 +40,18 @@ from clearhead.train import TrainConfig
 ALL = "all"
 LENGTH = 512  # of a diagnosis
 MASKED, HARNESS = "masked", "lm_eval"
+TASKS: Any = {
+    "perplexity": PerplexityTask,
+    "passkey": PasskeyTask,
+    "needles": NeedlesTask,
+    "recall": RecallTask,
+    "hits": HitsTask,
+    "allocation": AllocationTask,
+    "shots": ShotsTask,
+    MASKED: MaskedTask,
+    HARNESS: HarnessTask,
+    "hallucination": HallucinationTask,
+}
 
 Load = Callable[[str, str], Portion]
 """Loads a model by its source, and its name in records."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.data.sources import passages
 from clearhead.errors import ClearheadError
-from clearhead.eval import perplexity
+from clearhead.eval.sliding import perplexity
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import batches, evaluating
 from clearhead.models.language_models import ClearheadForCausalLM
