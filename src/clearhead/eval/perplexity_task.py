@@ -35,8 +35,7 @@ class PerplexityTask(PerplexityOptions):
             subject.check_length(length)
         self.chosen(subject)
         # The longest decides which documents are read.
-        longest = subject.lengths[-1]
-        return [{"length": length, "longest": longest} for length in subject.lengths]
+        return [{"length": one, "longest": subject.lengths[-1]} for one in subject.lengths]
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         length, chosen = cell["length"], self.chosen(subject)
@@ -55,25 +54,21 @@ class PerplexityTask(PerplexityOptions):
 
     def scored(self, subject: Subject, chosen: list[Document], length: int) -> list[Scored]:
         """The windows of the chosen documents."""
-        ids, stride = [one.ids for one in chosen], self._stride(length)
-        batch = subject.batch_tokens
-        return sliding(subject.model, ids, length=length, stride=stride, batch_tokens=batch)
+        how: Any = {"stride": self._stride(length), "batch_tokens": subject.batch_tokens}
+        return sliding(subject.model, [one.ids for one in chosen], length=length, **how)
 
     def chosen(self, subject: Subject) -> list[Document]:
         """The documents that are read, the same for every length."""
         longest, stream = subject.lengths[-1], self.text == "stream"
         if stream and self.document_tokens is not None:
-            raise ClearheadError(
-                "document-tokens has no effect on --perplexity.text stream: leave it out"
-            )
+            raise ClearheadError("document-tokens has no effect on --perplexity.text stream")
         texts = subject.texts.streams if stream else subject.texts.documents
         documents = [one for one in texts if len(one.ids) >= longest]
         if not documents:
             most = max((len(one.ids) for one in texts), default=0)
             raise ClearheadError(
                 f"no document of {longest:,} tokens (the longest of {len(texts):,} has {most:,}): "
-                "give longer texts or shorter lengths, or read each source as one text "
-                "(--perplexity.text stream)"
+                "give shorter lengths, or read each source as one text (--perplexity.text stream)"
             )
         each = self.document_tokens or longest
         if stream:
@@ -159,13 +154,10 @@ class MaskedTask(MaskedOptions):
 def masked_loss(
     model: Any, corpus: Corpus, *, length: int, tokens: int, documents_apart: bool = False
 ) -> list[dict[str, Any]]:
-    """Payloads of "measure" records, "masked loss" (nats a hidden token) and "masked accuracy", on
-    windows of `length` of at most so many validation tokens, hidden at the same places for every
-    model; the value None with a "reason" where the model or the text is too short.
-
-    `corpus` has a mask token (`clearhead.data.with_mask_token`); with `documents_apart` windows are
-    read as in training with document masks.
-    """
+    """Payloads of "masked loss" (nats a hidden token) and "masked accuracy" on windows of at most
+    so many validation tokens of a corpus `with_mask_token`, hidden at the same places for every
+    model; None with a "reason" where the model or the text is too short. With `documents_apart`
+    windows are read as in training with document masks."""
     loss, right, count = 0.0, 0, 0
     reason = _unread(model, corpus, length)
     texts = () if reason else windows(corpus, length=length, count=max(1, tokens // length))

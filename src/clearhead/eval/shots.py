@@ -34,8 +34,7 @@ _read_once = lru_cache(maxsize=8)(labelled.read_rows)
 
 
 def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
-    """Rows of a file, or of a data set, which is read once for all cells; `options` is the prefix
-    of the options that name their fields."""
+    """Rows of a file, or of a data set, read once; `options` prefixes those of their fields."""
     about: Any = {"cache": DataConfig().cache_folder, "progress": say, "options": options}
     if source.startswith(HUB):
         return _read_once(source, fields, **about)
@@ -101,12 +100,9 @@ class Example(NamedTuple):
 
 
 class Setting:
-    """A task's examples in the tokens of the model measured; white space becomes single spaces.
-
-    `queries` are drawn from `test`, or where that is empty from `data`; no query's text is in the
-    `pool` of demonstrations. An answer is a label with its end of line, so that no label's
-    likelihood is part of another's.
-    """
+    """A task's examples in the model's tokens, white space as single spaces. No query's text is in
+    the `pool` of demonstrations. An answer is a label with its end of line, so that no label's
+    likelihood is part of another's."""
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
         self._subject = subject
@@ -147,11 +143,9 @@ class Setting:
 
     def shown(self, length: int, word: str) -> list[Example]:
         """As many demonstrations as `word` says in digits, or "fill", that fit the length with the
-        longest query and label. A shorter length's are among a longer one's."""
+        longest query and label; a shorter length's are among a longer one's."""
         if word != FILL and not (word.isdecimal() and int(word)):
-            raise ClearheadError(
-                f"counts of shots: {word!r} is no whole number above 0, nor {FILL}"
-            )
+            raise ClearheadError(f"counts: {word!r} is no whole number above 0, nor {FILL}")
         count = len(self.pool) if word == FILL else int(word)
         rest = max(map(len, self.questions)) + max(map(len, self.answers))
         room = length - rest - len(self._subject.begin)
@@ -166,9 +160,8 @@ class Setting:
             shown.append(left.pop())
         if not (shown and left if word == FILL else len(shown) == count):
             raise ClearheadError(
-                f"shots: {word} asked for, and {len(shown)} of {len(self.pool)} examples "
-                f"fit the {max(0, room):,} tokens that query and label leave of length {length:,}: "
-                "give another length, fewer shots, or more examples"
+                f"shots: {word} asked for, and {len(shown)} of {len(self.pool)} examples fit the "
+                f"{max(0, room):,} tokens that query and label leave of length {length:,}"
             )
         return shown
 

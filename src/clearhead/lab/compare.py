@@ -60,10 +60,6 @@ _SETTINGS = (
     *("documents", "held_out"),
 )
 
-Model = tuple[Arm, Any, Callable[[], Any]]
-"""An arm, its model without weights on the meta device, and the function that builds it, from
-PyTorch's generator or from the base."""
-
 
 def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
     """The folder of a run."""
@@ -106,18 +102,22 @@ def _trials(config: CompareConfig) -> list["_Trial"]:
         say(f"nothing is held out of {', '.join(unseen)}: validation text has none of it")
     if len(config.seeds) == 1 and len(config.arms) > 1:
         say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    models = [_outlined(arm, config, corpus, base) for arm in config.arms]
-    return [_Trial(config, corpus, base, model, seed) for seed in config.seeds for model in models]
+    models = [(arm, *_outlined(arm, config, corpus, base)) for arm in config.arms]
+    return [_Trial(config, corpus, base, *one, seed) for seed in config.seeds for one in models]
 
 
-def _outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> Model:
+def _outlined(
+    arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None
+) -> tuple[Any, Callable[[], Any]]:
+    """An arm's model without weights, and the function that builds it, by PyTorch's generator or
+    from the base."""
     if base is None:
         keys = runs.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
         build = partial(runs.new_model, keys)
         with torch.device("meta"):
             outline = build()
         require_positions(outline, arm.train.sequence_length, runs.SHORTER, arm.preset)
-        return arm, outline, build
+        return outline, build
     try:
         outline = base.start(arm.preset, arm.model).model
     except ClearheadError as error:
@@ -126,7 +126,7 @@ def _outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None
         say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
     outline.to("meta")
     outline.tie_weights()
-    return arm, outline, lambda: base.start(arm.preset, arm.model).model
+    return outline, lambda: base.start(arm.preset, arm.model).model
 
 
 class _Trial:
@@ -135,10 +135,10 @@ class _Trial:
     cell = "compared"
 
     def __init__(
-        self, config: CompareConfig, corpus: Corpus, base: Base | None, model: Model, seed: int
+        self, config: CompareConfig, corpus: Corpus, base: Base | None, arm: Arm, *model: Any
     ) -> None:
-        arm, self.outline, self.build = model
         self.config, self.corpus = config, corpus
+        self.outline, self.build, seed = model
         # As it will be computed: the header of a record has no "auto".
         resolved = precision.resolve(arm.train.precision, best_device())
         self.settings = replace(arm.train, seed=seed, precision=resolved)
@@ -244,8 +244,8 @@ class _Trial:
 
 def _settings(header: Line) -> dict[str, Any]:
     settings = {key: header.get(key) for key in _SETTINGS}
-    settings["train"] = {**(header.get("train") or {}), "seed": None}
     fingerprint = (header.get("data") or {}).get("fingerprint")
+    settings["train"] = {**(header.get("train") or {}), "seed": None}
     return settings | {"data": {"fingerprint": fingerprint}}
 
 
@@ -255,12 +255,10 @@ def _inside(
     """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
     step the embedding's columns with this seed, in one pass."""
     kind, share = settings.rotation or "hadamard", settings.rotation_share or "parameter"
-    hidden = [
-        HiddenStatistics(),
-        RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed),
-    ]
-    attention = [ByTile(weights=[RowMeans()])]
-    return measure_inside(model, texts, batch_size=batch_size, attention=attention, hidden=hidden)
+    rotated = RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed)
+    parts: Any = {"attention": [ByTile(weights=[RowMeans()])]}
+    parts |= {"hidden": [HiddenStatistics(), rotated]}
+    return measure_inside(model, texts, batch_size=batch_size, **parts)
 
 
 class Milestones(LinesFile):

@@ -1,6 +1,5 @@
 """Conversion of a model to another library's format or other mechanisms, with their distance."""
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from clearhead.lab.runs import load_model, require_own_tokenizer
 from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models import conversion
 from clearhead.models.conversion import TOLERANCE, in_float32, with_equal_logits
-from clearhead.models.inspection import dtype_name, longest_text, within_memory
+from clearhead.models.inspection import check_tokens, dtype_name, longest_text, within_memory
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import load_tokenizer, require_room
 from clearhead.models.rotated import check_equalised, check_rotation, equalised, rotated
@@ -169,7 +168,7 @@ def to_other_mechanisms(
         "calibration": config.calibrate,
         "length": length,
         "windows": len(windows),
-        "prefix": None if prefix is None else {**asdict(prefix), "relative": after},
+        "prefix": None if prefix is None else {**prefix._asdict(), "relative": after},
     }
     lines = _in_words(about, made, few)
     if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
@@ -230,11 +229,23 @@ def _planned(
     settings, prefix = config.settings(), None
     changes = target(config.preset, settings)
     check_baseline(config.preset, settings, first.config)
-    if config.prefix not in (None, AUTO):
-        prefix = prefixes.given_prefix(config.prefix, tokenizer, first.config.vocab_size)
     if config.prefix is not None:
-        tokens = prefixes.SEARCHED if prefix is None else len(prefix.ids)
-        prefixes.check_prefix(first.config, changes, tokens)
+        tokens = prefixes.SEARCHED
+        if config.prefix != AUTO:
+            words = config.prefix.replace(r"\n", "\n").replace(r"\t", "\t")
+            ids = tokenizer(words, add_special_tokens=False).input_ids
+            prefix, tokens = Prefix(tuple(ids), words), len(ids)
+            if not 1 <= tokens <= prefixes.LONGEST:
+                most = f"give 1 to {prefixes.LONGEST}"
+                raise ClearheadError(f"the prefix {words!r} has {tokens:,} tokens: {most}")
+            check_tokens(first, torch.tensor(ids))
+        normalizers = [layer.normalizer for layer in first.config.layers()]
+        for one in (changes.get("normalizer", "softmax"), *normalizers):
+            if one != "softmax":
+                raise ClearheadError(f"--prefix is for normalizer='softmax', not {one!r}")
+        if tokens >= (room := prefixes.room_of(first.config)):
+            few = f"leaves no text in {room} positions"
+            raise ClearheadError(f"a prefix of {tokens} tokens {few}")
         changes |= {"normalizer": "key-value", "prefix_length": tokens}
     check_rotation(first.config, config.basis)
     with torch.device("meta"):

@@ -74,8 +74,7 @@ def studies(output: Path) -> Studies:
 def run_demo(
     asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
 ) -> dict[str, Path]:
-    """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
-    of a pretrained model, diagnosis and pretrained bits. The same call resumes a stopped demo."""
+    """Train, repair and measure all, or go on; return the records of each part."""
     text, sinks = asked
     bits = partial(QuantizeConfig, scheme=SCHEMES, tokens=4096)
     work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
@@ -109,8 +108,8 @@ def run_demo(
 
 
 def _attention(config: CompareConfig) -> Iterator[Line]:
-    """Attention at the beginnings of documents, where the begin token is: `compare` reads windows
-    that begin anywhere. Of each baseline also that of its repair."""
+    """Attention at the beginnings of documents, where the begin token is; of baselines also that of
+    their repair."""
     corpus = prepare(config.data)
     read = list(windows(corpus, length=config.train.sequence_length, count=_READ, at="documents"))
     lines = jsonl.read(config.output / RECORDS)

@@ -15,7 +15,7 @@ from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval.hallucination import HallucinationTask
 from clearhead.eval.harness import HarnessTask, check_names
-from clearhead.eval.options import parted
+from clearhead.eval.options import OPTIONS, parted
 from clearhead.eval.perplexity_task import HitsTask, MaskedTask, PerplexityTask
 from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
 from clearhead.eval.shots import ShotsTask
@@ -40,18 +40,11 @@ from clearhead.train import TrainConfig
 ALL = "all"
 LENGTH = 512  # of a diagnosis
 MASKED, HARNESS = "masked", "lm_eval"
-TASKS: Any = {
-    "perplexity": PerplexityTask,
-    "passkey": PasskeyTask,
-    "needles": NeedlesTask,
-    "recall": RecallTask,
-    "hits": HitsTask,
-    "allocation": AllocationTask,
-    "shots": ShotsTask,
-    MASKED: MaskedTask,
-    HARNESS: HarnessTask,
-    "hallucination": HallucinationTask,
-}
+_TASKS = (
+    *(PerplexityTask, PasskeyTask, NeedlesTask, RecallTask, HitsTask),
+    *(AllocationTask, ShotsTask, MaskedTask, HarnessTask, HallucinationTask),
+)
+TASKS: Any = dict(zip(OPTIONS, _TASKS, strict=True))
 
 Load = Callable[[str, str], Portion]
 """Loads a model by its source, and its name in records."""

@@ -154,8 +154,8 @@ def load_model(
 
 
 def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise a ClearheadError if a text could contain tokens for which the model has no embedding;
-    tokens that no text contains, such as a padding token, may lie beyond the embeddings."""
+    """Refuse a tokenizer whose texts have tokens without an embedding; others, such as a padding
+    token, may lie beyond the embeddings."""
     entries = model.get_input_embeddings().num_embeddings
     if vocabulary_size(tokenizer) <= entries:
         return
@@ -201,8 +201,8 @@ def open_base(
     began: str | None = None,
     alike: bool = False,
 ) -> Base:
-    """Open a model, in float32, for training in windows of `length`, and prepare its text.
-    `alike` leaves out the dropout of its own class, which is lost with other mechanisms."""
+    """Open a model, in float32, for windows of `length`, and its text. `alike` leaves out the
+    dropout of its own class, which is lost with other mechanisms."""
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)
@@ -314,8 +314,7 @@ def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
 
 
 def recorded(output: Path) -> TrainJob:
-    """The job whose run is in `output`, with the settings that it has now; raises a ClearheadError
-    where there is none, or no `run_training` of this version began it."""
+    """The job whose run is in `output`, with the settings that it has now."""
     record = read_record(output)
     try:
         names = {one.name for one in fields(TrainJob)}
@@ -344,12 +343,9 @@ def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
 
 
 def run_missing(trials: Sequence[Any], output: Path, task: str, work: Work) -> Records:
-    """Train and measure the trials that `output` lacks, a locked folder; return its records.
-
-    A trial is a configuration with a seed, the `folder` of its run and the `header` of its records;
-    `check(known)` refuses what would fail only hours later, and other settings than those of the
-    known runs; `rows(work)` trains, or goes on where it stopped, and measures.
-    """
+    """Train and measure the trials that `output` lacks, a locked folder; return its records. A
+    trial's `check(known)` refuses what would fail only hours later, and other settings than the
+    known runs'; its `rows(work)` trains, or goes on where it stopped, and measures."""
     store = Store(output / RECORDS)
     for one in trials:  # all before the first is trained, which may take hours
         one.check(store.headers)

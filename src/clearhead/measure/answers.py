@@ -37,8 +37,7 @@ class Prompt(NamedTuple):
 
 class Answer(NamedTuple):
     """`written`, the tokens of greedy decoding up to an end token; of each token of the given
-    answer after its earlier ones (teacher forcing) its `loss`, −log p, and `right`, True if it was
-    the likeliest: all are if and only if greedy decoding starts with the answer."""
+    answer after its earlier ones (teacher forcing) `loss`, −log p, and `right` if the likeliest."""
 
     written: Ids
     loss: tuple[float, ...]
@@ -51,12 +50,9 @@ the cache, None where prompts share none."""
 
 
 class Reader:
-    """Reads prompts with one model, once for both greedy and forced answers.
-
-    At most `batch_tokens` run together (a longer prompt alone); `ends` are tokens that end answers.
-    Prompts share a cached start (`shares`) if every layer keeps all its keys, and no frequency
-    follows the length of the row.
-    """
+    """Reads prompts with one model, once for both greedy and forced answers: at most `batch_tokens`
+    together; `ends` end answers. Prompts share a cached start (`shares`) if every layer keeps all
+    its keys, and no frequency follows the length of the row."""
 
     def __init__(self, model: Any, batch_tokens: int, ends: Collection[int] = ()) -> None:
         self.model = model

@@ -4,7 +4,6 @@ Cells of the same weights, text, options and seed that are in the records are no
 """
 
 import hashlib
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -74,9 +73,9 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A transformers model with its tokenizer, and the `texts`, tokenised by it, on which it is
-    measured: about `tokens` at each of the ascending `lengths`, in tokens, `batch_tokens` together,
-    on which no result depends. Every random choice is a function of `seed`."""
+    """A transformers model with its tokenizer, and the `texts` on which it is measured: about
+    `tokens` at each of the ascending `lengths`, `batch_tokens` together, on which no result
+    depends. Every random choice is a function of `seed`."""
 
     model: Any
     tokenizer: Any
@@ -106,8 +105,7 @@ class Subject:
         return () if self.encoder.begin is None else (self.encoder.begin,)
 
     def ids(self, *pieces: str) -> list[tuple[int, ...]]:
-        """The tokens of one text by its pieces, the begin token first. A piece is never encoded by
-        itself: many tokenizers put a space before a text."""
+        """The tokens of one text by its pieces, encoded together, the begin token first."""
         first, *others = self.encoder.pieces(*pieces)
         return [(*self.begin, *first), *others]
 
@@ -119,14 +117,11 @@ class Subject:
 
 
 class Task(Protocol):
-    """A measurement: a frozen dataclass of its options, which records keep.
-
-    `cells` lists its cells (one measurement each) as dimensions of records, so that neighbours
-    share most work, and refuses impossible ones at once. A cell's "digest" is of the files that it
-    reads. `measure` returns one cell's lines: measures {"metric", "value", …} and other payloads of
-    records, with a "kind". If the text is `drawn` by a seed, several seeds are measured. Optional
-    `headlines`: metrics shown in tables; a cell with non-finite logits has each without a value.
-    """
+    """A measurement: a frozen dataclass of its options, which records keep. `cells` lists its cells
+    as dimensions of records, so that neighbours share most work, and refuses impossible ones at
+    once; a "digest" is of the files read. `measure` returns one cell's lines. If the text is
+    `drawn` by a seed, several seeds are measured. A cell with non-finite logits has no value of its
+    optional `headlines`, the metrics shown in tables."""
 
     drawn: ClassVar[bool]
 
@@ -178,11 +173,16 @@ def sweep(
         common = {**({"task": task} if store.study == COMPARISON else {}), **facts["at"], **draw}
         work.begin(f"{named['run']}, {name_of(facts)}")
         peak, started = PeakMemory(subject.model.device), time.perf_counter()
-        with within_memory(less):
-            rows = [{**common, **line} for line in _lines(tasks[task], subject, cell, work)]
+        try:
+            with within_memory(less):
+                lines = list(tasks[task].measure(subject, cell))
+        except NotFinite as error:
+            if not (headlines := getattr(tasks[task], "headlines", ())):
+                raise
+            lines = unmeasured(headlines, error)
         spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
         made = {**facts["made"], "seed": subject.seed, **origin, **spent}
-        yield store.add(key, header, rows, **{**facts, "made": made})
+        yield store.add(key, header, [common | line for line in lines], **{**facts, "made": made})
         work.end()
 
 
@@ -219,22 +219,6 @@ def _planned(
         facts = {"task": name, "at": at, **draw, "options": options, "made": made}
         planned.append((subject, cell, key, facts))
     return planned
-
-
-def _lines(task: Task, subject: Subject, cell: Cell, work: Work) -> list[Line]:
-    """The lines of a cell, while forward passes are shown; of lost numbers, why there are none."""
-    passes = itertools.count(1)
-
-    def count(*_: Any) -> None:
-        work.update(0.0, f"{next(passes):,} forward passes")
-
-    try:
-        with subject.model.base_model.register_forward_hook(count):
-            return list(task.measure(subject, cell))
-    except NotFinite as error:
-        if not (headlines := getattr(task, "headlines", ())):
-            raise
-        return unmeasured(headlines, error)
 
 
 def name_of(facts: Line) -> str:

@@ -42,13 +42,10 @@ Entry = tuple[Line, Measure | None]
 
 
 def load(paths: Path | Iterable[Path]) -> Records:
-    """Read records from one or more files, of any study.
-
-    An unfinished last line is skipped. Of two lines about the same step, measure or map the later
-    counts, and so of two runs of one arm, seed, label; an evaluation adds to the run's own records,
-    or to another evaluation. Where runs of one arm, seed and label have different settings, the
-    file's name becomes the label. A ClearheadError names file and line of what is no record.
-    """
+    """Read records from files of any study. Of two lines about the same step, measure or map the
+    later counts, and so of two runs of one arm, seed, label; an evaluation adds to the run's own
+    records. Where runs of one arm, seed and label have different settings, the file's name becomes
+    the label. A ClearheadError names file and line of what is no record."""
     files: dict[Path, list[Run]] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
         lines = Lines()
@@ -122,7 +119,7 @@ def _is_evaluated(run: Run) -> bool:
 
 
 class Lines:
-    """Lines of one file to runs; `headers` has the latest line of each run, by its name."""
+    """Lines of one file to runs; `headers` has the latest of each run, by its name."""
 
     def __init__(self) -> None:
         self.headers: dict[str, Line] = {}
@@ -236,11 +233,8 @@ def _number(value: object) -> float | None:
 
 
 class Store(Lines):
-    """Records of one study in a file, to which each result is appended in one write.
-
-    A result is the rows of one cell of a run and the line of kind "cell" that closes them, without
-    which they do not count. Without a path results stay in memory.
-    """
+    """Records of one study in a file, or in memory, to which each result is appended in one write:
+    the rows of one cell of a run and the line of kind "cell" without which they do not count."""
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
         super().__init__()
@@ -266,8 +260,7 @@ class Store(Lines):
         return [line for line, _ in entries]
 
     def add(self, cell: str, header: Line, rows: Iterable[Line], **closing: object) -> list[Line]:
-        """Append a result, named `cell` within the run of `header`; return its `rows` with the
-        closing line, which has `closing` facts: "task", "at" and how the result was made."""
+        """Append a result; return its `rows` with the closing line, which has `closing` facts."""
         run = header["run"]
         name = {"run": run, "cell": cell}
         lines = [{"kind": "measure", **line, **name} for line in rows]
