@@ -32,7 +32,7 @@ def test_a_damaged_step_is_refused_by_its_line(tmp_path):
     with pytest.raises(ClearheadError, match=r"metrics\.jsonl, line 1: not a record: Expecting"):
         jsonl.steps(path)
     path.write_text("[]\n")
-    with pytest.raises(ClearheadError, match="line 1: not a record: .*found list"):
+    with pytest.raises(ClearheadError, match=r"line 1: not a record: .*found list"):
         jsonl.steps(path)
     path.write_bytes(whole.replace(b"\n", b"", 1))  # two lines in one
     with pytest.raises(ClearheadError, match="line 1: not a record: Extra data"):

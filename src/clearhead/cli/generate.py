@@ -15,9 +15,6 @@ from clearhead.metavars import Model, OpensModels, Text
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
-Temperature = Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)]
-Probability = Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
@@ -29,10 +26,12 @@ class Command(OpensModels):
     """The text to continue; empty starts a document."""
     tokens: Count = 100
     """Largest number of new tokens."""
-    temperature: Temperature = 0.8
+    temperature: Annotated[float, Range("0 or at least 0.0001", lambda x: x == 0 or x >= 1e-4)] = (
+        0.8
+    )
     """0 takes the likeliest token each time. Penalties and beams of the model's own
     generation_config are left out."""
-    top_p: Probability = 0.95
+    top_p: Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)] = 0.95
     """Sample from the likeliest tokens that hold this share of the probability."""
     seed: int = 0
     """Seed of the sampling."""
@@ -50,15 +49,11 @@ def run(command: Command) -> int:
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
     prompt = torch.tensor([ids], device=model.device)
     inspection.check_tokens(model, prompt)
-    # The last token is not read again.
-    longest, advice = len(ids) + command.tokens - 1, "ask for fewer --tokens or shorten the prompt"
-    inspection.require_positions(model, longest, advice)
+    longest = len(ids) + command.tokens - 1  # the last token is not read again
+    inspection.require_positions(model, longest, "shorten the prompt or ask for fewer --tokens")
     torch.manual_seed(command.seed)
-    options: dict[str, Any] = {
-        "max_new_tokens": command.tokens,
-        "logits_processor": [inspection.finite],
-    }
-    options |= {"attention_mask": torch.ones_like(prompt), "pad_token_id": tokenizer.pad_token_id}
+    options: Any = {"max_new_tokens": command.tokens, "attention_mask": torch.ones_like(prompt)}
+    options |= {"logits_processor": [inspection.finite], "pad_token_id": tokenizer.pad_token_id}
     if command.temperature > 0:
         options |= {"do_sample": True, "temperature": command.temperature}
         options |= {"top_p": command.top_p, "top_k": 0}

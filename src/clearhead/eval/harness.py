@@ -217,10 +217,8 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
         finally:
             if factory.called:
                 metric = Path(factory.call_args.args[0]).name
-                raise ClearheadError(
-                    f"the task {name} computes {metric} by a program that `evaluate` downloads, "
-                    "which clearhead does not run: leave it out, or run lm-eval itself"
-                )
+                how = f"computes {metric} by a program that `evaluate` downloads"
+                raise ClearheadError(f"the task {name} {how}: run lm-eval itself")
 
 
 @contextlib.contextmanager

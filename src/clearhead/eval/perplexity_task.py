@@ -66,10 +66,9 @@ class PerplexityTask(PerplexityOptions):
         documents = [one for one in texts if len(one.ids) >= longest]
         if not documents:
             most = max((len(one.ids) for one in texts), default=0)
-            raise ClearheadError(
-                f"no document of {longest:,} tokens (the longest of {len(texts):,} has {most:,}): "
-                "give shorter lengths, or read each source as one text (--perplexity.text stream)"
-            )
+            found = f"{longest:,} tokens (the longest of {len(texts):,} has {most:,})"
+            advice = "give shorter lengths or --perplexity.text stream"
+            raise ClearheadError(f"no document of {found}: {advice}")
         each = self.document_tokens or longest
         if stream:
             each = max(longest, subject.tokens // len(documents))

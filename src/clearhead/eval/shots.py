@@ -1,9 +1,7 @@
-"""Many-shot in-context learning with constrained decoding, and its robustness to order.
-
-After Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 2410.05258, section
-3.5). The answer is the label whose name and end of line are the likeliest; orders permute one set
-of demonstrations. Each is "text: …", "label: …" and an empty line, tokenised in three pieces (up to
-"label:", the label, the end of line), so that a label always has the same tokens.
+"""Many-shot in-context learning with constrained decoding, and its robustness to order, after
+Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 2410.05258, section 3.5).
+The answer is the likeliest label; orders permute one set of demonstrations. Each is "text: …",
+"label: …" and an empty line, tokenised in three pieces so that a label always has the same tokens.
 """
 
 from collections import Counter
@@ -120,10 +118,8 @@ class Setting:
         shown = examples(rows)
         asked = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
         if len(asked) < task.queries:
-            raise ClearheadError(
-                f"queries is {task.queries}, and {task.test or task.data!r} has {len(asked)} rows: "
-                "ask for that many or fewer"
-            )
+            found = f"{task.test or task.data!r} has {len(asked)} rows"
+            raise ClearheadError(f"queries is {task.queries}, and {found}: ask for fewer")
         self.labels = tuple(" ".join(name.split()) for name in classes)
         draws = SeededChoices(f"shots {subject.seed} queries")
         self.queries = tuple(draws.sample(asked, task.queries))
@@ -159,10 +155,8 @@ class Setting:
                 break
             shown.append(left.pop())
         if not (shown and left if word == FILL else len(shown) == count):
-            raise ClearheadError(
-                f"shots: {word} asked for, and {len(shown)} of {len(self.pool)} examples fit the "
-                f"{max(0, room):,} tokens that query and label leave of length {length:,}"
-            )
+            fit = f"{len(shown)} of {len(self.pool)} examples fit the {max(0, room):,} tokens"
+            raise ClearheadError(f"shots: {word} asked for, and {fit} left of length {length:,}")
         return shown
 
     def context(self, shown: Sequence[Example]) -> Ids:

@@ -258,9 +258,7 @@ class FinetuneJob(OpensModels):
         files = self.train_file, self.validation_file
         if not (all(files) or (self.task is not None and not any(files))):
             known = ", ".join(TASKS)
-            raise ClearheadError(
-                f"give --task, one of {known}; or --train-file and --validation-file"
-            )
+            raise ClearheadError(f"give --task: {known}; or --train-file and --validation-file")
 
     def resolved(self) -> Task:
         """The task with the fields and the files that are given."""

@@ -13,7 +13,7 @@ from clearhead.diagnose.hidden import ResidualStream
 from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import distance
 from clearhead.lab import prefixes
-from clearhead.lab.prefixes import Prefix
+from clearhead.lab.prefixes import LONGEST, Prefix
 from clearhead.lab.runs import load_model, require_own_tokenizer
 from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models import conversion
@@ -129,10 +129,10 @@ def to_other_mechanisms(
             if prefix is not None:
                 apart = prefixes.difference_after(made, first, prefix.ids)
                 if not apart <= TOLERANCE:  # nor where it is no number
-                    raise ClearheadError(
+                    far = (
                         f"with the prefix logits differ by {apart:.2g} of their size: convert --to "
-                        "a mechanism of another function first, then the result with --prefix"
                     )
+                    raise ClearheadError(far + "first, then the result with --prefix")
                 exact = measure("with the prefix, against the model without it")
             else:
                 exact = measure("start")
@@ -235,17 +235,15 @@ def _planned(
             words = config.prefix.replace(r"\n", "\n").replace(r"\t", "\t")
             ids = tokenizer(words, add_special_tokens=False).input_ids
             prefix, tokens = Prefix(tuple(ids), words), len(ids)
-            if not 1 <= tokens <= prefixes.LONGEST:
-                most = f"give 1 to {prefixes.LONGEST}"
-                raise ClearheadError(f"the prefix {words!r} has {tokens:,} tokens: {most}")
+            if not 1 <= tokens <= LONGEST:
+                raise ClearheadError(f"the prefix has {tokens:,} tokens: give 1 to {LONGEST}")
             check_tokens(first, torch.tensor(ids))
         normalizers = [layer.normalizer for layer in first.config.layers()]
         for one in (changes.get("normalizer", "softmax"), *normalizers):
             if one != "softmax":
                 raise ClearheadError(f"--prefix is for normalizer='softmax', not {one!r}")
         if tokens >= (room := prefixes.room_of(first.config)):
-            few = f"leaves no text in {room} positions"
-            raise ClearheadError(f"a prefix of {tokens} tokens {few}")
+            raise ClearheadError(f"a prefix of {tokens} tokens leaves no text in {room} positions")
         changes |= {"normalizer": "key-value", "prefix_length": tokens}
     check_rotation(first.config, config.basis)
     with torch.device("meta"):
@@ -296,10 +294,9 @@ def _has_keys(model: ClearheadForCausalLM) -> bool:
 
 
 def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
-    """A repair in three numbers, of a causal language model on int64 [T] windows of text; None
-    where it has no such number: the share of queries whose largest weight (of the difference of
-    maps, where there is one) is on the first token; the largest absolute hidden state, over their
-    median; and the relative increase of perplexity under `w8a8-coarse`."""
+    """A repair in three numbers on int64 [T] windows of text, None where there is none: the share
+    of queries whose largest weight (of the difference of maps, if any) is on the first token; the
+    largest absolute hidden state over their median; the relative rise of perplexity in 8 bits."""
     parts: Any = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [ResidualStream()]}
     lines = measure_inside(model, windows, batch_size=1, **parts)
     whole = {(x["metric"], x.get("map")): x["value"] for x in lines if "layer" not in x}

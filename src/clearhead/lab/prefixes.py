@@ -1,8 +1,6 @@
-"""Prefixes, and logits of learned sinks, set from text without training.
-
-Heads with nothing to attend to look at a text's first token, whose hidden state becomes thousands
-of times larger than others'. Tokens before every text, stored as keys and values, take over that
-role, and no state of the text grows so large (PrefixQuant, arXiv 2410.05265).
+"""Prefixes, and logits of learned sinks, set from text without training. Tokens before every text,
+stored as keys and values, take over the first token's role, on which heads without anything to
+attend to look, and no hidden state of the text grows large (PrefixQuant, arXiv 2410.05265).
 """
 
 from collections import Counter

@@ -1,7 +1,5 @@
-"""Jobs as processes, several at a time, each with a log; a finished job is not run again.
-
-They are forked from multiprocessing's fork server, which has imported what every job needs (5 s of
-a core) and never uses a GPU, so that a copy of it may.
+"""Jobs as processes, several at a time, each with a log; a finished job is not run again. They are
+forked from multiprocessing's fork server, which has imported what every job needs, without a GPU.
 """
 
 import importlib

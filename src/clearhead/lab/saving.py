@@ -1,8 +1,4 @@
-"""Saving and measuring quantised models: for servers by compressed-tensors, or by torchao.
-
-Nothing is pickled: transformers splits torchao's tensors into plain ones and describes them in the
-header of a safetensors file.
-"""
+"""Saving and measuring quantised models: for servers by compressed-tensors, or by torchao."""
 
 import io
 import time

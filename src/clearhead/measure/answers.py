@@ -143,11 +143,7 @@ class Reader:
     def _stepped(self, ids_BS: Tensor, target_BT: Tensor) -> Tensor:
         """Logits before each target, read one by one: each at the length that the text then has."""
         reset_dynamic_rope(self.model)
-        alike = bool((ids_BS == ids_BS[0]).all())  # one prompt: read once for all its answers
-        logits_B1V, cache = self.forward(ids_BS[:1] if alike else ids_BS, None)
-        if alike:
-            cache.reorder_cache(torch.zeros(len(ids_BS), dtype=torch.int64))
-            logits_B1V = logits_B1V.expand(len(ids_BS), -1, -1)
+        logits_B1V, cache = self.forward(ids_BS, None)
         steps = [logits_B1V]
         for token_B in target_BT[:, :-1].unbind(1):
             logits_B1V, cache = self.forward(token_B[:, None], cache)
@@ -189,10 +185,7 @@ def _keeps_all(model: Any) -> bool:
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
-        raise ClearheadError(
-            f"{type(model).__name__} has no key-value cache, needed to read answers: ask for "
-            "perplexity or hits"
-        )
+        raise ClearheadError(f"{type(model).__name__} has no key-value cache to read answers with")
     layers = getattr(cache, "layers", [])
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 

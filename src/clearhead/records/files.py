@@ -101,9 +101,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
     except OSError as error:
         raise ClearheadError(f"cannot read {path} ({error.strerror}): {advice}") from error
     except (ValueError, RecursionError) as error:
-        raise ClearheadError(
-            f"{path} is damaged, for it is not JSON ({error}): {advice}"
-        ) from error
+        raise ClearheadError(f"{path} is damaged ({error}): {advice}") from error
     return value
 
 
@@ -163,13 +161,11 @@ def _hold(held: Path, place: Path) -> Iterator[None]:
             try:
                 lock.acquire(timeout=_PATIENCE)
             except Timeout:
-                named = ""
+                named = "another process"
                 with contextlib.suppress(OSError):
-                    named = place.read_text(errors="replace")[:200]
-                raise ClearheadError(
-                    f"{held} is in use by {named or 'another process'}: wait for it or stop it, "
-                    "or choose another place"
-                ) from None
+                    named = place.read_text(errors="replace")[:200] or named
+                advice = "wait for it or stop it, or choose another place"
+                raise ClearheadError(f"{held} is in use by {named}: {advice}") from None
         try:
             since = datetime.now(UTC).isoformat(timespec="seconds")
             place.write_text(f"process {owner} on {socket.gethostname()} since {since}")

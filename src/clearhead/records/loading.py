@@ -1,9 +1,6 @@
-"""Records in files, to which lines are only appended, so that a stopped measurement resumes.
-
-A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides
-`step` (the training curve), `attention` (one map), `curve` (x and y), `channel` (an outlier),
-`note` (a part that could not be measured) and `advice`. Lines of a sweep name their "cell", and
-count once the line of kind `cell` that closes it is there: the latest of a place and draw.
+"""Records in files, to which lines are only appended, so that a stopped measurement resumes: `run`
+headers, and under each name lines of other `KINDS`. Lines of a sweep name their "cell", and count
+once the line of kind `cell` that closes it is there: the latest of a place and draw.
 """
 
 import json
@@ -94,10 +91,8 @@ def _joined(loaded: list[Run]) -> Records:
             raise ClearheadError(f"a second diagnosis named {run.id!r}: give each its own name")
         if known and _is_evaluated(run):
             if run.header.get("train") != known.header.get("train"):
-                raise ClearheadError(
-                    f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
-                    "but different settings: report these files apart"
-                )
+                both = f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label"
+                raise ClearheadError(f"{both} but different settings: report these files apart")
             payloads = dict(known.payloads)
             for kind, lines in run.payloads.items():
                 payloads[kind] = [*payloads.get(kind, ()), *lines]
@@ -107,10 +102,8 @@ def _joined(loaded: list[Run]) -> Records:
         size = str(run.header.get("size", ""))
         first = sizes.setdefault((run.study, run.label, run.arm), size)
         if first != size:
-            raise ClearheadError(
-                f"{run.arm} is recorded at sizes {first!r} and {size!r} under one label "
-                f"({run.label!r}): give the sizes labels of their own"
-            )
+            both = f"{run.arm} is recorded at sizes {first!r} and {size!r} under one label"
+            raise ClearheadError(f"{both} ({run.label!r}): give the sizes labels of their own")
     return Records(runs=tuple(runs.values()))
 
 
@@ -244,9 +237,8 @@ class Store(Lines):
             jsonl.each(path, self.read)
             others = {_run(name, line).study for name, line in self.headers.items()} - {study}
             if others:
-                raise ClearheadError(
-                    f"{path} holds records of another study ({others.pop()}): name another"
-                )
+                study = f"another study ({others.pop()})"
+                raise ClearheadError(f"{path} holds records of {study}: name another")
 
     def has(self, cell: str, header: Line) -> bool:
         """True if the result of a cell is there, and counts beside others of the run's `header`."""
