@@ -129,10 +129,9 @@ def to_other_mechanisms(
             if prefix is not None:
                 apart = prefixes.difference_after(made, first, prefix.ids)
                 if not apart <= TOLERANCE:  # nor where it is no number
-                    far = (
-                        f"with the prefix logits differ by {apart:.2g} of their size: convert --to "
-                    )
-                    raise ClearheadError(far + "first, then the result with --prefix")
+                    far = f"with the prefix logits differ by {apart:.2g} of their size"
+                    then = "convert --to a mechanism of another function first, then --prefix"
+                    raise ClearheadError(f"{far}: {then}")
                 exact = measure("with the prefix, against the model without it")
             else:
                 exact = measure("start")

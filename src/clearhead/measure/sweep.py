@@ -148,7 +148,7 @@ with their dimensions; the tasks by name; and advice for when memory runs out.""
 def sweep(
     portion: Portion, seeds: Sequence[int], store: Store, models: int, work: Work
 ) -> Iterator[list[Line]]:
-    """Measure every cell of a model that is not in the store; yield the run's line and then those of
+    """Measure every cell of a model that is not in the store; yield the run's line, then those of
     each cell once it is done. `work` takes all `models` to have as many cells."""
     named, subjects, tasks, less = portion
     cells = _planned(subjects, tasks, seeds)
