@@ -49,7 +49,6 @@ def run(command: Command) -> int:
 
 
 def _publish_book(sources: dict[str, Path], output: Path) -> int:
-    """Write the claims as the records decide them, and print their summary."""
     from clearhead.papers import book
     from clearhead.records.files import write_text
     from clearhead.report import load

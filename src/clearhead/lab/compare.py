@@ -32,16 +32,8 @@ from clearhead.records.files import hold_folder
 from clearhead.records.provenance import KEYS
 from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
-from clearhead.train import (
-    DivergedError,
-    Progress,
-    StepMetrics,
-    TrainConfig,
-    make_trackers,
-    precision,
-    train_to_end,
-)
-from clearhead.train.callbacks import METRICS, LinesFile
+from clearhead.train import DivergedError, TrainConfig, make_trackers, precision, train_to_end
+from clearhead.train.callbacks import METRICS, LinesFile, Progress, StepMetrics
 from clearhead.train.run_dir import holds_run, read_record, refuse_changes, require_no_run
 from clearhead.train.trainable import choose_parameters
 

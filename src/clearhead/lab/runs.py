@@ -21,13 +21,8 @@ from clearhead.errors import ClearheadError
 from clearhead.lab.configs import RECORDS, TrainJob
 from clearhead.lab.sweep_configs import OWN
 from clearhead.measure.sweep import parameters_digest
-from clearhead.models import (
-    BASELINE,
-    ClearheadConfig,
-    ClearheadForCausalLM,
-    ClearheadForMaskedLM,
-    preset,
-)
+from clearhead.models import BASELINE, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.conversion import imported, require_convertible
 from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import dropouts, filled, words_of
@@ -43,15 +38,8 @@ from clearhead.records.identity import canonical, differences, restored
 from clearhead.records.loading import Store
 from clearhead.records.runs import Records
 from clearhead.terminal import say
-from clearhead.train import (
-    Progress,
-    TrainConfig,
-    TrainResult,
-    checkpoint,
-    make_trackers,
-    run_dir,
-    train,
-)
+from clearhead.train import TrainConfig, TrainResult, checkpoint, run_dir, train
+from clearhead.train.callbacks import Progress, make_trackers
 from clearhead.train.run_dir import holds_run, is_finished, read_record
 from clearhead.train.world import joined
 
