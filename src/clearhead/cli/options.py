@@ -72,7 +72,7 @@ def _list(kind: Any, markers: Any) -> Any:
 
 def _optional(kind: Any, markers: Any) -> Any:
     """The word None still means None; help names the other type only."""
-    spec = None if get_origin(kind) is Literal else _spec(kind, markers)
+    spec: Any = None if get_origin(kind) is Literal else _spec(kind, markers)
     if getattr(spec, "nargs", None) != 1:
         return None
     return dataclasses.replace(

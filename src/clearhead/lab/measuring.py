@@ -72,11 +72,6 @@ def measure(
     return lines
 
 
-def _subject(config: Any, model: Any, tokenizer: Any, texts: Texts, **sizes: Any) -> Subject:
-    first = config.seeds[0]
-    return Subject(model=model, tokenizer=tokenizer, texts=texts, seed=first, **sizes)
-
-
 def _quantization(config: QuantizeConfig) -> Load:
     names = [name for word in config.scheme for name in (every() if word == ALL else [word])]
     task = QuantizationTask(schemes=tuple(map(scheme, dict.fromkeys(names))), length=config.length)
@@ -89,8 +84,9 @@ def _quantization(config: QuantizeConfig) -> Load:
         logging.set_verbosity_error()
         texts = Texts(lambda: prepare(data, tokenizer=tokenizer, progress=say), ("validation",))
         # In batches of one window: a scale of a batch would be no one text's.
-        sizes = {"lengths": (config.length,), "batch_tokens": config.length}
-        subject = _subject(config, model, tokenizer, texts, tokens=config.tokens, **sizes)
+        sizes: Any = {"lengths": (config.length,), "batch_tokens": config.length}
+        sizes |= {"tokens": config.tokens, "seed": config.seeds[0]}
+        subject = Subject(model=model, tokenizer=tokenizer, texts=texts, **sizes)
         layers, read = linear_layers(model), task.texts(subject)
         weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones once
         found = len(read.calibration)
@@ -116,12 +112,9 @@ def check_models(config: QuantizeConfig) -> None:
     """Refuse a missing path, a quantised model, and one too large for the memory, before any model
     is measured."""
     for source in config.models:
-        refuse_quantised(_settings(source, config.trust_remote_code), source)
+        trust = config.trust_remote_code
+        refuse_quantised(load_config(resolved(source), trust_remote_code=trust), source)
         require_room(source, "quantize", copies=2)
-
-
-def _settings(source: str, trust_remote_code: bool) -> Any:
-    return load_config(resolved(source), trust_remote_code=trust_remote_code)
 
 
 def _diagnosis(config: DiagnoseConfig) -> Load:
@@ -132,7 +125,8 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
         if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
         else:
-            if _settings(source, config.trust_remote_code).model_type == "diffllama":
+            trust = config.trust_remote_code
+            if load_config(resolved(source), trust_remote_code=trust).model_type == "diffllama":
                 raise ClearheadError(DIFFLLAMA)
             require_room(source, "diagnose", copies=1)
 
@@ -151,8 +145,9 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
         texts = Texts(lambda: corpus, ("validation",))
-        sizes = {"tokens": length * config.windows, "batch_tokens": config.batch_tokens}
-        subject = _subject(config, model, corpus.tokenizer, texts, lengths=(length,), **sizes)
+        sizes: Any = {"tokens": length * config.windows, "batch_tokens": config.batch_tokens}
+        sizes |= {"lengths": (length,), "seed": config.seeds[0]}
+        subject = Subject(model=model, tokenizer=corpus.tokenizer, texts=texts, **sizes)
         windows = len(task.texts(subject))
         say(f"{name}: {windows} windows")
         header = {
@@ -213,8 +208,9 @@ def _evaluation(config: Any) -> Load:
             return prepare(read, tokenizer=tokenizer, progress=say)
 
         texts = Texts(text, ("train",) * (config.split == "all") + ("validation",))
-        sizes = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
-        subject = _subject(config, model, tokenizer, texts, lengths=lengths, **sizes)
+        sizes: Any = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
+        sizes |= {"lengths": lengths, "seed": config.seeds[0]}
+        subject = Subject(model=model, tokenizer=tokenizer, texts=texts, **sizes)
         header |= {"weights": subject.weights}  # those of a scaled variant differ
         header |= {"model": {"from": source, **model.config.to_diff_dict()}}
         subjects = [({"scaling": "none", "factor": None}, subject)] * ("none" in kinds)
