@@ -90,6 +90,7 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
     begins with; `default` is an instance whose values replace the Command's defaults."""
     name = verb.__name__.rpartition(".")[2]
     options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
+    _check_once(options)
     about, _, examples = (verb.__doc__ or "").partition("\n\n")
     description = [" ".join(about.split()), "", examples.rstrip()]
     if name in _LISTING_PRESETS:
@@ -112,7 +113,7 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
         raise ClearheadError(f"{_one_line(said.getvalue())}; see clearhead {name} --help") from None
     check(command)
     require_extras(vars(command))
-    _check_words(options, command)
+    _check_values(options, command)
     for field in dataclasses.fields(verb.Command):
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and getattr(command, field.name) == ():
@@ -142,20 +143,25 @@ def _one_line(box: str) -> str:
     return line.rstrip(".") + hint
 
 
-def _check_words(words: Sequence[str], command: Any) -> None:
-    """Refuse an option given twice, since only its last values would count, and an option of
-    several values that stands without any, where that changes nothing."""
+def _check_once(words: Sequence[str]) -> None:
+    """Refuse an option given twice, since only its last values would count."""
     seen = set[str]()
-    for word, following in pairwise([*words, "--"]):
-        if not word.startswith("--"):
-            continue
-        spelt = word.partition("=")[0].replace("_", "-")
+    for word in (_spelt(word) for word in words if word.startswith("--")):
         # --no-x and --train.no-x set the same as --x and --train.x.
-        if (plain := re.sub(r"(--|\.)no-", r"\1", spelt)) in seen:
-            raise ClearheadError(f"{spelt} is given twice: give it once")
-        seen.add(plain)
-        if following.startswith("--"):
-            *places, name = spelt[2:].replace("-", "_").split(".")
+        if (name := re.sub(r"(--|\.)no-", r"\1", word)) in seen:
+            raise ClearheadError(f"{word} is given twice: give it once")
+        seen.add(name)
+
+
+def _check_values(words: Sequence[str], command: Any) -> None:
+    """Refuse an option of several values that stands without any, where that changes nothing."""
+    for word, following in pairwise([*words, "--"]):
+        if word.startswith("--") and following.startswith("--"):
+            *places, name = _spelt(word)[2:].replace("-", "_").split(".")
             owner = reduce(getattr, places, command)
             if getattr(owner, name, None) in ((), {}) and not getattr(type(owner), name, ()):
                 raise ClearheadError(f"{word} is given without a value: give one or leave it out")
+
+
+def _spelt(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
