@@ -130,7 +130,7 @@ def test_a_header_and_a_cell_say_how_they_were_made(passkey, tokenizer, tmp_path
         (["--tasks", "passkey,shots"], "give a .jsonl(.gz) file, --shots.data FILE"),
         (["--tasks", "passkey", "--rope-scaling", "ntk"], "ntk takes a factor"),
         (["--tasks", "passkey", "--lengths", "32"], "more than the length 32"),
-        (["--lengths", "999999"], "or read each source as one text (--perplexity.text stream)"),
+        (["--lengths", "999999"], "shorter lengths or --perplexity.text stream"),
         (
             ["--perplexity.text", "stream", "--perplexity.document-tokens", "200"],
             "no effect on --perplexity.text stream",
