@@ -102,7 +102,7 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["eval", "nowhere/model", "--records", ""], "'' is no path"),
         (["train", "--output", ""], "'' is no path"),
         (["train", "--train.tokens", "9" * 23], "99: give a whole number of at most 18"),
-        (["generate", "nowhere/model", "--temperature", "1e-320"], "0, or at least 0.0001"),
+        (["generate", "nowhere/model", "--temperature", "1e-320"], "0 or at least 0.0001"),
         (["eval", "nowhere/model", "--passkey.trials", "9" * 23], "passkey.trials is 99999"),
         (["plan", "transfomer"], "did you mean transformer?"),
         (["plan", "smollm2"], "unknown preset or folder 'smollm2'"),
