@@ -11,9 +11,9 @@ from benchmarks.timing import take_turns
 from clearhead.data import Corpus, synthetic
 from clearhead.data.tokenizer import train
 from clearhead.errors import ClearheadError
-from clearhead.eval import Subject, Texts
 from clearhead.eval.retrieval import PasskeyTask
 from clearhead.eval.sliding import sliding, windows_of
+from clearhead.measure.sweep import Subject, Texts
 from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.inspection import evaluating
 from clearhead.models.loading import best_device

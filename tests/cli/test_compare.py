@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clearhead.data import Batches
-from clearhead.eval import perplexity
+from clearhead.eval.sliding import perplexity
 from clearhead.lab import compare as job
 from clearhead.models import PRESETS as ALL
 from clearhead.models import preset

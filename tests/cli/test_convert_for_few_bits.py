@@ -135,7 +135,7 @@ def test_what_is_refused_is_refused_before_the_search_and_the_rotation(
         (("--to", "gated", "sink"), "--to takes one preset"),
         (("--to", "hidden_size=12"), "hidden_size is a size"),
         (("--to", "sink", "--prefix", "a"), "is for normalizer='softmax', not 'sink'"),
-        (("--prefix", ""), "the prefix '' has 0 tokens: give 1 to 64"),
+        (("--prefix", ""), "the prefix has 0 tokens: give 1 to 64"),
         (("--prefix", "zq" * 32), "leaves no text in 64 positions"),
         (("--prefix", "auto", "--equalise", *read), "give --rotate down too"),
         (("--sink-logit", "0"), "a model keeps its own"),

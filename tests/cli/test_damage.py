@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.papers.stages import reproduce
-from clearhead.records.lock import hold_file, hold_folder
+from clearhead.records.files import hold_file, hold_folder
 from clearhead.report import load
 
 from .conftest import SMALL, STEPS, call, data_of, refusal

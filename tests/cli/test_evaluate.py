@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tests_judge_server as served
 
-from clearhead.eval import TASKS
+from clearhead.lab.measuring import TASKS
 from clearhead.records.provenance import KEYS
 from clearhead.report import load
 
@@ -75,7 +75,7 @@ def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, caps
     assert re.search(r"Perplexity at 192 tokens.*: tiny [\d.]+ .*; other [\d.]+", out)
     assert "Perplexity by length of text" in page.read_text("utf-8")
     refused = refusal(capsys, "eval", first, str(tmp_path / "othr"), *options)
-    assert "(no such folder)" in refused
+    assert "no such folder" in refused
 
 
 def test_seeds_are_drawn_anew_and_pooled(passkey, tmp_path, capsys):
@@ -130,7 +130,7 @@ def test_a_header_and_a_cell_say_how_they_were_made(passkey, tokenizer, tmp_path
         (["--tasks", "passkey,shots"], "give a .jsonl(.gz) file, --shots.data FILE"),
         (["--tasks", "passkey", "--rope-scaling", "ntk"], "ntk takes a factor"),
         (["--tasks", "passkey", "--lengths", "32"], "more than the length 32"),
-        (["--lengths", "999999"], "or read each source as one text (--perplexity.text stream)"),
+        (["--lengths", "999999"], "shorter lengths or --perplexity.text stream"),
         (
             ["--perplexity.text", "stream", "--perplexity.document-tokens", "200"],
             "no effect on --perplexity.text stream",

@@ -17,8 +17,8 @@ import pytest
 
 import clearhead
 from clearhead.cli import VERBS
-from clearhead.eval import TASKS
 from clearhead.eval.options import OPTIONS
+from clearhead.lab.measuring import TASKS
 from clearhead.models import SIZES
 from clearhead.named_models import _OWN as OWN_PRESETS
 from clearhead.optim import OPTIMIZERS

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from clearhead.cli import options, train
+from clearhead.records.files import hold_folder
 from clearhead.records.identity import canonical, restored
-from clearhead.records.lock import hold_folder
 
 from .conftest import call, refusal, rewritten, weights_of
 

@@ -152,8 +152,8 @@ def test_what_cannot_go_on_is_refused_in_a_line(
     out = ["--output", str(tmp_path / "run")]
     for words, said in (
         (["--from", str(source), "--data.vocabulary", "400"], "data.vocabulary has no effect"),
-        (["--from", str(short)], "windows of 16 tokens are more than the 8 positions of"),
-        (["key-value", "--from", str(full)], "the 15 positions of"),
+        (["--from", str(short)], "has 8 learned positions, too few for 16 tokens"),
+        (["key-value", "--from", str(full)], "has 15 learned positions"),
         (["gated", "--from", str(source), "--train.only", "x"], "the pattern 'x' decides no"),
         (["--from", source, "--train.document-masks"], "LlamaForCausalLM takes no document_ids"),
         (["--from", str(larger)], "restore its own"),

@@ -11,7 +11,7 @@ import torch
 
 from clearhead import ClearheadForCausalLM, preset
 from clearhead.data import Corpus, DataConfig, prepare
-from clearhead.eval import Subject, Texts
+from clearhead.measure.sweep import Subject, Texts
 
 
 def numbers(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from clearhead.eval import METRICS, predict
+from clearhead.eval.classification import METRICS, predict
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_texts_and_measures_are_what_is_found_by_hand(subject, task):
         ({"files": ()}, "hallucination needs files"),
         ({"files": ("a/x.jsonl", "b/x.jsonl")}, "two files have one name"),
         ({"files": ("none.jsonl",)}, "no such file"),
-        ({"summary_tokens": 190}, r"takes \d+ tokens without it, its summary 190; give longer"),
+        ({"summary_tokens": 190}, r"has no room for \d+ tokens of a prompt, 190 of a summary"),
         ({"text_field": "story"}, "no field 'story', it has .*--hallucination.text-field"),
         ({"label_field": "shorts"}, "name the one meant with --hallucination.label-field"),
         ({"text_field": "none"}, "line 1: document or summary is empty: give both"),

@@ -11,8 +11,7 @@ import tests_architectures as architectures
 import torch
 
 from clearhead import ClearheadError
-from clearhead.eval import check_names
-from clearhead.eval.harness import HarnessTask
+from clearhead.eval.harness import HarnessTask, check_names
 
 from .conftest import log_p, numbers
 

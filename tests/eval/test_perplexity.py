@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from clearhead import ClearheadError
 from clearhead.data import Corpus, TokenStream
-from clearhead.eval import lengths, perplexity
 from clearhead.eval import sliding as file_of_sliding
+from clearhead.eval.sliding import lengths, perplexity
 
 VOCABULARY, LONGEST = architectures.VOCABULARY, architectures.LENGTH
 

@@ -13,10 +13,9 @@ from clearhead import ClearheadError
 from clearhead.data import Batches, Corpus
 from clearhead.data.corpus import TokenStream
 from clearhead.diagnose import diagnose
-from clearhead.eval import perplexity
 from clearhead.eval.harness import harness_model
 from clearhead.eval.perplexity_task import HitsTask
-from clearhead.eval.sliding import distance, sliding
+from clearhead.eval.sliding import distance, perplexity, sliding
 from clearhead.measure.sweep import Document
 from clearhead.models.configuration import WINDOW_BEGIN
 from clearhead.models.conversion import converted, for_serving

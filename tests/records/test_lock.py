@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.records.lock import hold_file, hold_folder
+from clearhead.records.files import hold_file, hold_folder
 
 HOLDER = """
 import sys
 from pathlib import Path
-from clearhead.records.lock import hold_folder
+from clearhead.records.files import hold_folder
 with hold_folder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
@@ -23,7 +23,7 @@ with hold_folder(Path(sys.argv[1])):
 FORKING = """
 import os, sys, time
 from pathlib import Path
-from clearhead.records.lock import hold_folder
+from clearhead.records.files import hold_folder
 with hold_folder(Path(sys.argv[1])):
     child = os.fork()
     if child:

@@ -40,26 +40,22 @@ class Command(OpensModels):
 
 
 def run(command: Command) -> int:
-    """Print a line for each implementation; return 1 if any is wrong, else 0."""
     from clearhead.diagnose.attention_check import DTYPES, check_attention, in_words
     from clearhead.lab.runs import load_model, new_model
     from clearhead.models import preset
     from clearhead.models.loading import best_device
 
-    if command.model.startswith(FRESH):
-        config = preset(command.model.removeprefix(FRESH), **command.set)
-        model = new_model(config).to(best_device())
+    if (fresh := command.model.removeprefix(FRESH)) != command.model:
+        model = new_model(preset(fresh, **command.set)).to(best_device())
     elif command.set:
         raise ClearheadError("--set has no effect on a trained model: check init:NAME")
     else:
-        kinds, trust = ("causal", "masked"), command.trust_remote_code
-        model, _ = load_model(command.model, kinds, trust_remote_code=trust)
+        model, _ = load_model(command.model, ("causal", "masked"), command.trust_remote_code)
     how: Any = {name: getattr(command, name) for name in ("compile", "timed", "seed")}
     results = check_attention(model, command.attention, dtype=DTYPES[command.dtype], **how)
     if all(one.lacks for one in results):
         names = ", ".join(one.name for one in results)
         raise ClearheadError(f"none of {names} loads here ({results[0].lacks}): try eager or sdpa")
     show(f"{type(model).__name__} in {command.dtype}, beside eager attention in float64")
-    for line in in_words(results):
-        show(line)
+    show("\n".join(in_words(results)))
     return int(any(one.wrong for one in results))

@@ -21,7 +21,7 @@ def run(command: Any) -> int:
     files = [command.records] if command.records else []
     try:
         with Line(unit="cell") as work:
-            measure(command, work=work, told=done.extend)
+            measure(command, work=work, lines=done)
     except ClearheadError:
         if done:  # what was measured before
             publish(files, None, lines=done)

@@ -15,9 +15,6 @@ from clearhead.metavars import Model, OpensModels, Text
 from clearhead.ranges import Count, Range
 from clearhead.terminal import write
 
-Temperature = Annotated[float, Range("0, or at least 0.0001", lambda x: x == 0 or x >= 1e-4)]
-Probability = Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command(OpensModels):
@@ -29,10 +26,12 @@ class Command(OpensModels):
     """The text to continue; empty starts a document."""
     tokens: Count = 100
     """Largest number of new tokens."""
-    temperature: Temperature = 0.8
+    temperature: Annotated[float, Range("0 or at least 0.0001", lambda x: x == 0 or x >= 1e-4)] = (
+        0.8
+    )
     """0 takes the likeliest token each time. Penalties and beams of the model's own
     generation_config are left out."""
-    top_p: Probability = 0.95
+    top_p: Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)] = 0.95
     """Sample from the likeliest tokens that hold this share of the probability."""
     seed: int = 0
     """Seed of the sampling."""
@@ -42,25 +41,22 @@ def run(command: Command) -> int:
     import torch
 
     from clearhead.lab.runs import load_model
-    from clearhead.models.inspection import check_tokens, finite, generating_plainly, longest_text
+    from clearhead.models import inspection
 
     model, tokenizer = load_model(command.model, trust_remote_code=command.trust_remote_code)
-    ids = tokenizer(command.prompt, add_special_tokens=False)["input_ids"]
-    ids = [*([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]), *ids]
-    if not ids:
+    ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    if not (ids := ids + tokenizer(command.prompt, add_special_tokens=False)["input_ids"]):
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
-    prompt, limit = torch.tensor([ids], device=model.device), longest_text(model)
-    check_tokens(model, prompt)
-    # The last token is not read again.
-    if limit is not None and command.tokens > (room := limit + 1 - len(ids)):
-        advice = f"ask for {room} at most" if room > 0 else "shorten the prompt"
-        raise ClearheadError(f"the model has {limit} learned positions: {advice}")
+    prompt = torch.tensor([ids], device=model.device)
+    inspection.check_tokens(model, prompt)
+    longest = len(ids) + command.tokens - 1  # the last token is not read again
+    inspection.require_positions(model, longest, "shorten the prompt or ask for fewer --tokens")
     torch.manual_seed(command.seed)
-    options: dict[str, Any] = {"max_new_tokens": command.tokens, "logits_processor": [finite]}
-    options |= {"do_sample": command.temperature > 0, "pad_token_id": tokenizer.pad_token_id}
+    options: Any = {"max_new_tokens": command.tokens, "attention_mask": torch.ones_like(prompt)}
+    options |= {"logits_processor": [inspection.finite], "pad_token_id": tokenizer.pad_token_id}
     if command.temperature > 0:
-        options |= {"temperature": command.temperature, "top_p": command.top_p, "top_k": 0}
-    options["attention_mask"] = torch.ones_like(prompt)
-    out = generating_plainly(model).generate(prompt, **options)
+        options |= {"do_sample": True, "temperature": command.temperature}
+        options |= {"top_p": command.top_p, "top_k": 0}
+    out = inspection.generating_plainly(model).generate(prompt, **options)
     write(tokenizer.decode(out[0], skip_special_tokens=True))
     return 0

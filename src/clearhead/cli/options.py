@@ -6,7 +6,7 @@ import io
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -36,51 +36,47 @@ _PATH = called("PATH", _path, Path)
 @_RULES.primitive_rule
 def _rule(info: Any) -> Any:
     """Paths, lists and optional values for tyro; None for all else, which it knows itself."""
-    kind = get_origin(info.type)
-    if kind is tuple:
-        return _list(*get_args(info.type))
-    if kind in (Union, UnionType):
-        return _optional(get_args(info.type), info.markers)
+    kind, kinds = get_origin(info.type), get_args(info.type)
+    if kind is tuple and len(kinds) == 2 and kinds[1] is ...:
+        return _list(kinds[0], info.markers)
+    if kind in (Union, UnionType) and NoneType in kinds and len(kinds) == 2:
+        return _optional(next(one for one in kinds if one is not NoneType), info.markers)
     return _PATH if info.type is Path else None
 
 
-def _list(kind: Any = None, *rest: Any) -> Any:
+def _spec(kind: Any, markers: Any) -> Any:
+    make = tyro.constructors.PrimitiveTypeInfo.make
+    return tyro.constructors.ConstructorRegistry.get_primitive_spec(make(kind, markers))
+
+
+def _list(kind: Any, markers: Any) -> Any:
     """Commas separate numbers as spaces do; in texts they belong to the text."""
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if rest != (...,) or bare not in (int, float, str, Path):
+    if bare not in (int, float, str, Path):
         return None
-    called = [one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "metavar")]
-    item = called[0] if called else _PATH if bare is Path else None
+    item = _spec(kind, markers)
 
     def read(words: list[str]) -> tuple[Any, ...]:
         if bare in (int, float):
-            return tuple(bare(one) for word in words for one in word.split(",") if one)
-        return tuple(item.instance_from_str([word]) if item else word for word in words)
+            words = [one for word in words for one in word.split(",") if one]
+        return tuple(item.instance_from_str([word]) for word in words)
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
-        metavar=f"{item.metavar if item else bare.__name__.upper()} ...",
+        metavar=f"{item.metavar} ...",
         instance_from_str=read,
-        is_instance=lambda value: (
-            isinstance(value, tuple) and all(isinstance(x, bare) for x in value)
-        ),
+        is_instance=lambda value: isinstance(value, tuple) and all(map(item.is_instance, value)),
         str_from_instance=lambda value: list(map(str, value)),
     )
 
 
-def _optional(kinds: tuple[Any, ...], markers: Any) -> Any:
+def _optional(kind: Any, markers: Any) -> Any:
     """The word None still means None; help names the other type only."""
-    others = [kind for kind in kinds if kind is not NoneType]
-    if len(others) != 1 or len(kinds) == 1 or get_origin(others[0]) is Literal:
-        return None
-    spec: Any = tyro.constructors.ConstructorRegistry.get_primitive_spec(
-        tyro.constructors.PrimitiveTypeInfo.make(others[0], markers)
-    )
+    spec: Any = None if get_origin(kind) is Literal else _spec(kind, markers)
     if getattr(spec, "nargs", None) != 1:
         return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=spec.metavar,
+    return dataclasses.replace(
+        spec,
         instance_from_str=lambda words: (
             None if words == ["None"] else spec.instance_from_str(words)
         ),
@@ -125,17 +121,6 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
     return command
 
 
-@contextlib.contextmanager
-def said_once() -> Iterator[None]:
-    """Let every process of torchrun fail on an error that all of them find, but only the first one
-    of each machine print it."""
-    try:
-        yield
-    except ClearheadError as error:
-        error.printed_elsewhere = os.environ.get("LOCAL_RANK", "0") != "0"
-        raise
-
-
 def given(words: list[str], option: str) -> str | None:
     """The value of an option among the words, as `--option=VALUE` or `--option VALUE`."""
     for place, word in enumerate(words):
@@ -161,10 +146,10 @@ def _one_line(box: str) -> str:
 def _check_once(words: Sequence[str]) -> None:
     """Refuse an option given twice, since only its last values would count."""
     seen = set[str]()
-    for word in (word for word in words if word.startswith("--")):
+    for word in (_spelt(word) for word in words if word.startswith("--")):
         # --no-x and --train.no-x set the same as --x and --train.x.
-        if (name := re.sub(r"(--|\.)no-", r"\1", _spelt(word))) in seen:
-            raise ClearheadError(f"{_spelt(word)} is given twice: give it once")
+        if (name := re.sub(r"(--|\.)no-", r"\1", word)) in seen:
+            raise ClearheadError(f"{word} is given twice: give it once")
         seen.add(name)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clearhead.records.files import write_text
-from clearhead.records.loading import parse, trusted
+from clearhead.records.loading import parse
 from clearhead.records.runs import Line
 from clearhead.report import Page, load, page_of, render, to_console
 from clearhead.terminal import console, say, show
@@ -18,8 +18,7 @@ def publish(
     lines: Sequence[Line] | None = None,
 ) -> int:
     """Show the page of the files' records, or of `lines` where the files hold others too."""
-    with trusted(*files):
-        return show_page(page_of(load(files) if lines is None else parse(lines), title), output)
+    return show_page(page_of(load(files) if lines is None else parse(lines), title), output)
 
 
 def show_page(page: Page, output: Path | None = None) -> int:

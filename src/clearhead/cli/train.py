@@ -8,7 +8,7 @@ examples:
 
 from pathlib import Path
 
-from clearhead.cli.options import given, said_once
+from clearhead.cli.options import given
 from clearhead.lab.configs import TrainJob as Command
 from clearhead.lab.configs import continued_recipe
 from clearhead.metavars import place
@@ -30,13 +30,12 @@ def run(command: Command) -> int:
     from clearhead.train.run_dir import FINAL, is_finished
 
     if command.resume is not None:
-        with said_once():
-            begun = recorded(command.resume)
-            command, final = extended(command, begun), begun.output / FINAL
-            if command.train.tokens == begun.train.tokens and is_finished(begun.output):
-                verify_model(final)  # a kill after its end leaves nothing to go on with
-                say(f"the run is finished: {final} is its model; more --train.tokens extend it")
-                return 0
+        begun = recorded(command.resume)
+        command, final = extended(command, begun), begun.output / FINAL
+        if command.train.tokens == begun.train.tokens and is_finished(begun.output):
+            verify_model(final)  # a kill after its end leaves nothing to go on with
+            say(f"the run is finished: {final} is its model; more --train.tokens extend it")
+            return 0
     result = run_training(command)
     if result.stop_signal is not None:
         say(f"stopped and saved at step {result.steps}: go on by --resume {command.output}")

@@ -51,15 +51,12 @@ def run(command: Command) -> int:
     from clearhead.view import observe_text, render
 
     text = next(passages(command.text, say))
-    kinds, trust = ("causal", "masked", "bare"), command.trust_remote_code
-    models = [load_model(one, kinds, trust_remote_code=trust) for one in command.models]
-    observations = [
-        observe_text(*model, text, name=name, longest=command.tokens)
-        for name, model in zip(names, models, strict=True)
-    ]
+    observations = []
+    for source, name in zip(command.models, names, strict=True):
+        model = load_model(source, ("causal", "masked", "bare"), command.trust_remote_code)
+        observations.append(observe_text(*model, text, name=name, longest=command.tokens))
+        if lost := observations[-1].lost:
+            say(f"clearhead: {name} is {NOT_FINITE} {lost}")
     write_text(command.output, render(observations, title=" and ".join(names)))
-    lost = [(name, one.lost) for name, one in zip(names, observations, strict=True) if one.lost]
-    for name, where in lost:
-        say(f"clearhead: {name} is {NOT_FINITE} {where}")
     say(f"wrote {command.output}")
-    return int(bool(lost))
+    return int(any(one.lost for one in observations))

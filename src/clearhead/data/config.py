@@ -69,7 +69,7 @@ class Task:
 
     `text`, `pair` (a second text, if any) and `label` are fields; `classes` are names in the order
     of their indices, or empty for those of the training rows; under `regression` labels are
-    numbers. `metrics` are names of `clearhead.eval.METRICS`, the first the task's own. `train` and
+    numbers. `metrics` are names of `eval.classification.METRICS`, the first is its own. `train` and
     `validation` (with its split's name in records) are `hf:` names, used where no file is given.
     """
 

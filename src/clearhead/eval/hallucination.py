@@ -51,9 +51,7 @@ class HallucinationTask(HallucinationOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         if not self.files:
-            raise ClearheadError(
-                "hallucination needs files: for example --hallucination.files summaries.jsonl.gz"
-            )
+            raise ClearheadError("hallucination needs files: give --hallucination.files FILE.jsonl")
         if len({Path(file).name for file in self.files}) < len(self.files):
             raise ClearheadError("two files have one name, by which tables name them: rename one")
         self.judge.check()
@@ -95,11 +93,8 @@ class HallucinationTask(HallucinationOptions):
             start, middle, end = subject.ids(_OPENING, row.text, "\n\nSummary:")
             room = cell["length"] - self.summary_tokens - len(start) - len(end)
             if room < 1:
-                raise ClearheadError(
-                    f"length {cell['length']} has no room for a document: a prompt takes "
-                    f"{len(start + end)} tokens without it, its summary {self.summary_tokens}; "
-                    "give longer lengths"
-                )
+                taken = f"{len(start + end)} tokens of a prompt, {self.summary_tokens} of a summary"
+                raise ClearheadError(f"length {cell['length']} has no room for {taken}: give more")
             documents.append(row.text if len(middle) <= room else subject.decode(middle[:room]))
             prompts.append(Prompt((*start, *middle[:room]), end))
         return rows, documents, prompts
@@ -114,8 +109,8 @@ class HallucinationTask(HallucinationOptions):
 
 
 def grounding(texts: Sequence[str], documents: Sequence[str]) -> dict[str, float | None]:
-    """`unsupported_names`, the share of all texts' names that their documents lack, and
-    `names_above_chance`, the share that the next document lacks, minus the former; or None."""
+    """`unsupported_names`, the share of the texts' names that their documents lack, and
+    `names_above_chance`, the share that the next document lacks, less the former; or None."""
     known = [set(re.findall(r"\w+", document.casefold())) for document in documents]
     others = [
         next((other for other in (*known[n:], *known[:n]) if other != mine), mine)
@@ -137,11 +132,9 @@ def names(text: str) -> set[str]:
 
 
 def verdicts(config: JudgeConfig, prompts: Sequence[str]) -> dict[str, Any]:
-    """The judge's `accuracy`, the share of supported texts among the decided, and other counts.
-
-    A reply without one conclusion, in a line of its own, is `undecided`, and a text without a reply
-    to three requests `unjudged`; after three such texts in a row no more requests are sent.
-    """
+    """The judge's `accuracy`, the share of supported texts among the decided, and counts of replies
+    without one conclusion and of texts without a reply to three requests; after three of these in a
+    row no more are sent."""
     from huggingface_hub import InferenceClient
 
     # Without a key the client would send the user's Hugging Face token.

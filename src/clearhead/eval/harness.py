@@ -53,8 +53,7 @@ class HarnessTask(HarnessOptions):
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
-        """Every metric by lm-eval's name, with `NAME_stderr` if lm-eval gives one: a group's own
-        numbers if it has some; for other groups and for tags those of each task."""
+        """A group's own numbers if it has some; for other groups and for tags each task's."""
         name = str(cell["task"])
         manager = _manager(self.include_path, self.tasks)
         try:
@@ -79,8 +78,7 @@ class HarnessTask(HarnessOptions):
             loaded = manager.load([name])
         except Exception as error:  # datasets, the hub and lm-eval each raise their own
             advice = (
-                ": where the hub cannot be reached, give --lm-eval.include-path, a folder of tasks "
-                "on local files"
+                ": without the hub, give --lm-eval.include-path, a folder of tasks on local files"
             )
             reason = f"({first_line(error) or repr(error)}){advice * isinstance(error, OSError)}"
             raise ClearheadError(f"lm-eval cannot load the task {name} {reason}") from error
@@ -101,8 +99,7 @@ class HarnessTask(HarnessOptions):
 
 
 def _manager(folder: str, names: Sequence[str]) -> Any:
-    """lm-eval's index of tasks; only the folder's if it has all names, since reading lm-eval's own
-    14,000 files takes seconds."""
+    """lm-eval's index of tasks; only the folder's if it has all names: lm-eval's take seconds."""
     if folder:
         if not Path(folder).is_dir():
             raise ClearheadError(f"include path {folder!r} is no folder of lm-eval's task files")
@@ -146,8 +143,7 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, float]:
-    """lm-eval's "acc,none" as "acc", "exact_match,strict-match" as it is, "acc_stderr,none" as
-    "acc_stderr"; no "N/A"."""
+    """ "acc,none" as "acc", "acc_stderr,none" as "acc_stderr", others as they are."""
     values = {}
     for key, value in row.items():
         metric, comma, kind = str(key).partition(",")
@@ -160,12 +156,9 @@ def _metrics(row: dict[str, Any]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def harness_model(subject: Subject) -> Iterator[Any]:
-    """lm-eval's wrapper of a model (`HFLM`), its log-softmax in float32; batches have
-    `batch_tokens` tokens when the texts are as long as the model allows.
-
-    A model trained with a begin token first in every window gets it before each prompt, and in
-    place of the first token of a text's windows and of truncated prompts.
-    """
+    """lm-eval's wrapper of a model (`HFLM`), its log-softmax in float32. A model trained with a
+    begin token first in every window gets it before each prompt, and in place of the first token of
+    a text's windows and of truncated prompts."""
     model, begin = subject.model, begin_of_windows(subject.model)
     tokenizer = copy.deepcopy(subject.tokenizer)  # it is given a token for padding
     if begin is not None:
@@ -215,8 +208,7 @@ def harness_model(subject: Subject) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _no_downloaded_code(name: str) -> Iterator[None]:
-    """Refuse the metrics of Hugging Face's `evaluate`, which are programs that it downloads: at the
-    end, because some tasks of lm-eval hide an error."""
+    """Refuse programs that `evaluate` downloads as metrics; at the end: tasks hide errors."""
     require("evaluate.loading", EXTRA)
     target = "evaluate.loading.evaluation_module_factory"
     with patch(target, side_effect=ClearheadError("no downloaded metrics")) as factory:
@@ -225,16 +217,13 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
         finally:
             if factory.called:
                 metric = Path(factory.call_args.args[0]).name
-                raise ClearheadError(
-                    f"the task {name} computes {metric} by a program that `evaluate` downloads, "
-                    "which clearhead does not run: leave it out, or run lm-eval itself"
-                )
+                how = f"computes {metric} by a program that `evaluate` downloads"
+                raise ClearheadError(f"the task {name} {how}: run lm-eval itself")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Run the body without lm-eval's output; the first prompt that is too long for the model is
-    named, because lm-eval leaves its beginning out."""
+    """Run the body without lm-eval's output but for the first prompt that it truncates."""
     tqdm = require("tqdm", EXTRA).tqdm
     start, told = tqdm.__init__, set[str]()
 

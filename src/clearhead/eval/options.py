@@ -67,10 +67,8 @@ class JudgeConfig:
     def check(self) -> None:
         """Refuse a judge without model or endpoint, a URL with a secret, and a key not set."""
         if self != JudgeConfig() and not (self.model and _URL.fullmatch(self.endpoint)):
-            raise ClearheadError(
-                "a judge needs a judge.model and a judge.endpoint, an http(s) URL without user and "
-                "parameters: for example http://127.0.0.1:8000/v1"
-            )
+            url = "a URL without user and parameters, such as http://127.0.0.1:8000/v1"
+            raise ClearheadError(f"a judge needs a judge.model and a judge.endpoint, {url}")
         if self.key_variable and not os.environ.get(self.key_variable, "").strip():
             raise ClearheadError(f"judge.key-variable: set ${self.key_variable} to the key")
 

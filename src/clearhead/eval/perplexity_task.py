@@ -35,8 +35,7 @@ class PerplexityTask(PerplexityOptions):
             subject.check_length(length)
         self.chosen(subject)
         # The longest decides which documents are read.
-        longest = subject.lengths[-1]
-        return [{"length": length, "longest": longest} for length in subject.lengths]
+        return [{"length": one, "longest": subject.lengths[-1]} for one in subject.lengths]
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         length, chosen = cell["length"], self.chosen(subject)
@@ -55,26 +54,21 @@ class PerplexityTask(PerplexityOptions):
 
     def scored(self, subject: Subject, chosen: list[Document], length: int) -> list[Scored]:
         """The windows of the chosen documents."""
-        ids, stride = [one.ids for one in chosen], self._stride(length)
-        batch = subject.batch_tokens
-        return sliding(subject.model, ids, length=length, stride=stride, batch_tokens=batch)
+        how: Any = {"stride": self._stride(length), "batch_tokens": subject.batch_tokens}
+        return sliding(subject.model, [one.ids for one in chosen], length=length, **how)
 
     def chosen(self, subject: Subject) -> list[Document]:
         """The documents that are read, the same for every length."""
         longest, stream = subject.lengths[-1], self.text == "stream"
         if stream and self.document_tokens is not None:
-            raise ClearheadError(
-                "document-tokens has no effect on --perplexity.text stream: leave it out"
-            )
+            raise ClearheadError("document-tokens has no effect on --perplexity.text stream")
         texts = subject.texts.streams if stream else subject.texts.documents
         documents = [one for one in texts if len(one.ids) >= longest]
         if not documents:
             most = max((len(one.ids) for one in texts), default=0)
-            raise ClearheadError(
-                f"no document of {longest:,} tokens (the longest of {len(texts):,} has {most:,}): "
-                "give longer texts or shorter lengths, or read each source as one text "
-                "(--perplexity.text stream)"
-            )
+            found = f"{longest:,} tokens (the longest of {len(texts):,} has {most:,})"
+            advice = "give shorter lengths or --perplexity.text stream"
+            raise ClearheadError(f"no document of {found}: {advice}")
         each = self.document_tokens or longest
         if stream:
             each = max(longest, subject.tokens // len(documents))

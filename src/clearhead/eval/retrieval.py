@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, product
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -71,10 +71,8 @@ class PasskeyTask(options.PasskeyOptions):
 
         bare, each = tokens(0), tokens(2) - tokens(1)
         if bare > length:
-            raise ClearheadError(
-                f"a passkey prompt takes {bare} tokens without any filler: more than the "
-                f"length {length}; give longer lengths, or leave passkey out"
-            )
+            few = f"takes {bare} tokens without any filler: more than the length {length}"
+            raise ClearheadError(f"a passkey prompt {few}; give longer lengths")
         repeats = (length - bare) // each
         while repeats and tokens(repeats) > length:
             repeats -= 1
@@ -89,11 +87,9 @@ def scores(
     leads: Sequence[int],
     together: int = 1,
 ) -> dict[str, Any]:
-    """Shares of numbers retrieved, overall and by item: `together` consecutive answers of one text.
-
-    `accuracy` counts answers that contain the key, `forced` those whose tokens after the lead (of
-    so many tokens) are each the likeliest.
-    """
+    """Shares of numbers retrieved, overall and by item (`together` answers of one text): `accuracy`
+    of answers that contain the key, `forced` of those whose tokens after the lead are each the
+    likeliest."""
     written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in replies]
     named = [key in numbers for key, numbers in zip(keys, written, strict=True)]
     right = [answer.right[lead:] for answer, lead in zip(replies, leads, strict=True)]
@@ -191,11 +187,9 @@ class Haystack(NamedTuple):
 def haystack(
     subject: Subject, draws: SeededChoices, *, length: int, depth: float, needles: int, queries: int
 ) -> Haystack:
-    """Needles among sentences: context and longest question have exactly `length` tokens.
-
-    The needles asked for are together at `depth` (the share of filler before them, to the nearest
-    sentence), every other one at a random place of its own.
-    """
+    """Needles among sentences: context and longest question have exactly `length` tokens. Those
+    asked for are together at `depth` (the share of filler before them, to the nearest sentence),
+    every other one at a random place of its own."""
     hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = hidden[:queries]
     pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
@@ -208,10 +202,8 @@ def haystack(
     needed = len(subject.begin) + sum(map(len, statements.values())) + max(map(len, questions))
     room = length - needed
     if room < 0:
-        raise ClearheadError(
-            f"{needles} needles and a question take {needed} tokens, more than the length "
-            f"{length}: give longer lengths or fewer needles"
-        )
+        few = f"take {needed} tokens, more than the length {length}: give longer lengths"
+        raise ClearheadError(f"{needles} needles and a question {few} or fewer needles")
     chunks: list[Ids] = []
     while (left := room - sum(map(len, chunks))) > 0:
         chunks.append(spelt(sentence(draws, evaluation=True))[:left])
@@ -259,13 +251,12 @@ class RecallTask(options.RecallOptions):
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:
-        grid: list[Cell] = [
-            {"length": length, "pairs": count} for length in subject.lengths for count in self.pairs
-        ]
-        for cell in grid:
-            prompt, answer, _ = self._sample(subject, cell, 0)
+        cells: list[Cell] = []
+        for length, count in product(subject.lengths, self.pairs):
+            cells.append({"length": length, "pairs": count})
+            prompt, answer, _ = self._sample(subject, cells[-1], 0)
             subject.check_length(len(prompt.ids) + len(answer))
-        return grid
+        return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         samples = [self._sample(subject, cell, number) for number in range(self.samples)]
@@ -295,10 +286,10 @@ class RecallTask(options.RecallOptions):
             ends = [0, *accumulate(map(len, parts))]
             room = length - len(listed) - len(tail) - ends[-1]
             if room < 0:
-                raise ClearheadError(
-                    f"{cell['pairs']} pairs and {len(asked)} queries take {length - room} "
-                    f"tokens, more than the length {length}: give longer lengths or fewer pairs"
+                few = (
+                    f"take {length - room} tokens, more than the length {length}: give fewer pairs"
                 )
+                raise ClearheadError(f"{cell['pairs']} pairs and {len(asked)} queries {few}")
             if len(filling) >= room:
                 break
             for _ in range(1 + (room - len(filling)) // 8):  # the shortest sentence's, about

@@ -1,15 +1,14 @@
-"""Many-shot in-context learning with constrained decoding, and its robustness to order.
-
-After Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 2410.05258, section
-3.5). The answer is the label whose name and end of line are the likeliest; orders permute one set
-of demonstrations. Each is "text: …", "label: …" and an empty line, tokenised in three pieces (up to
-"label:", the label, the end of line), so that a label always has the same tokens.
+"""Many-shot in-context learning with constrained decoding, and its robustness to order, after
+Bertsch et al. (arXiv 2405.00200) and the Differential Transformer (arXiv 2410.05258, section 3.5).
+The answer is the likeliest label; orders permute one set of demonstrations. Each is "text: …",
+"label: …" and an empty line, tokenised in three pieces so that a label always has the same tokens.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
+from math import fsum
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any, NamedTuple
@@ -33,8 +32,7 @@ _read_once = lru_cache(maxsize=8)(labelled.read_rows)
 
 
 def labelled_rows(source: str, fields: Task, options: str) -> list[labelled.Row]:
-    """Rows of a file, or of a data set, which is read once for all cells; `options` is the prefix
-    of the options that name their fields."""
+    """Rows of a file, or of a data set, read once; `options` prefixes those of their fields."""
     about: Any = {"cache": DataConfig().cache_folder, "progress": say, "options": options}
     if source.startswith(HUB):
         return _read_once(source, fields, **about)
@@ -100,12 +98,9 @@ class Example(NamedTuple):
 
 
 class Setting:
-    """A task's examples in the tokens of the model measured; white space becomes single spaces.
-
-    `queries` are drawn from `test`, or where that is empty from `data`; no query's text is in the
-    `pool` of demonstrations. An answer is a label with its end of line, so that no label's
-    likelihood is part of another's.
-    """
+    """A task's examples in the model's tokens, white space as single spaces. No query's text is in
+    the `pool` of demonstrations. An answer is a label with its end of line, so that no label's
+    likelihood is part of another's."""
 
     def __init__(self, task: ShotsTask, subject: Subject) -> None:
         self._subject = subject
@@ -123,10 +118,8 @@ class Setting:
         shown = examples(rows)
         asked = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
         if len(asked) < task.queries:
-            raise ClearheadError(
-                f"queries is {task.queries}, and {task.test or task.data!r} has {len(asked)} rows: "
-                "ask for that many or fewer"
-            )
+            found = f"{task.test or task.data!r} has {len(asked)} rows"
+            raise ClearheadError(f"queries is {task.queries}, and {found}: ask for fewer")
         self.labels = tuple(" ".join(name.split()) for name in classes)
         draws = SeededChoices(f"shots {subject.seed} queries")
         self.queries = tuple(draws.sample(asked, task.queries))
@@ -146,11 +139,9 @@ class Setting:
 
     def shown(self, length: int, word: str) -> list[Example]:
         """As many demonstrations as `word` says in digits, or "fill", that fit the length with the
-        longest query and label. A shorter length's are among a longer one's."""
+        longest query and label; a shorter length's are among a longer one's."""
         if word != FILL and not (word.isdecimal() and int(word)):
-            raise ClearheadError(
-                f"counts of shots: {word!r} is no whole number above 0, nor {FILL}"
-            )
+            raise ClearheadError(f"counts: {word!r} is no whole number above 0, nor {FILL}")
         count = len(self.pool) if word == FILL else int(word)
         rest = max(map(len, self.questions)) + max(map(len, self.answers))
         room = length - rest - len(self._subject.begin)
@@ -164,11 +155,8 @@ class Setting:
                 break
             shown.append(left.pop())
         if not (shown and left if word == FILL else len(shown) == count):
-            raise ClearheadError(
-                f"shots: {word} asked for, and {len(shown)} of {len(self.pool)} examples "
-                f"fit the {max(0, room):,} tokens that query and label leave of length {length:,}: "
-                "give another length, fewer shots, or more examples"
-            )
+            fit = f"{len(shown)} of {len(self.pool)} examples fit the {max(0, room):,} tokens"
+            raise ClearheadError(f"shots: {word} asked for, and {fit} left of length {length:,}")
         return shown
 
     def context(self, shown: Sequence[Example]) -> Ids:
@@ -179,8 +167,9 @@ class Setting:
         """For each query, whether its own label is the likeliest (the first of equal ones)."""
         right = []
         for query, question in zip(self.queries, self.questions, strict=True):
-            scores = self._subject.reader.weigh(Prompt(context, question), self.answers)
-            right.append(scores.index(max(scores)) == query.label)
+            prompts = [Prompt(context, question)] * len(self.answers)
+            losses = [fsum(one.loss) for one in self._subject.reader.ask(prompts, self.answers)]
+            right.append(losses.index(min(losses)) == query.label)
         return right
 
     def _question(self, text: str) -> Ids:

@@ -43,10 +43,7 @@ def windows_of(tokens: int, length: int, stride: int) -> Iterator[tuple[int, int
     """(start, stop, first) of each window of a document of `tokens` tokens: tokens from `first` on
     are predicted."""
     if not 1 <= stride <= length:
-        raise ClearheadError(
-            f"stride is {stride}: give 1 to the window's length, {length}; "
-            "a longer one would leave tokens out"
-        )
+        raise ClearheadError(f"stride is {stride}: give 1 to the window's length, {length}")
     for start in range(0, max(tokens - length, 0) + stride, stride):
         stop = min(start + length, tokens)
         first = max(start + 1, start - stride + length if start else 1)
@@ -64,17 +61,15 @@ def sliding(
     prefix: Sequence[int] = (),
     tokenizer: Any = None,
 ) -> list[Scored]:
-    """The loss of every predicted token of every document: token ids, 1-D integers of numpy or
-    torch. Windows of the same shape run together, whatever their document, and come in that order.
-
-    The log-softmax is in float32 at least: in float16 a sum over a window overflows at 65,504.
+    """The loss of every predicted token of every document, 1-D token ids; windows of one shape run
+    together, and come in that order. The log-softmax is in float32 at least: in float16 a sum over
+    a window overflows at 65,504.
 
     Args:
-        batch_tokens: tokens run together; it changes speed and memory, not the results.
+        batch_tokens: tokens run together, on which no result depends.
         prefix: tokens read before every window, and not predicted.
         tokenizer: if given, documents within a window, found by its begin and end tokens, are read
-            as in training with document masks: none sees another, positions restart in each, and
-            its first token does not count. Only for models that take document_ids.
+            as in training with document masks.
     """
     texts = list(documents)
     cut = sorted(
@@ -141,9 +136,8 @@ def perplexity_of(loss: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """Mean loss of a text, in nats a predicted token, whole and by window; None with a `reason`,
-    which also says why a perplexity is not finite. `unused`: names of quantised layers that no
-    token passed through."""
+    """Mean loss of a text, in nats a predicted token, whole and by window; a `reason` for none, or
+    for one not finite. `unused`: names of quantised layers that no token passed through."""
 
     tokens: int = 0
     loss: float | None = None
@@ -202,14 +196,10 @@ def perplexity(
 
 
 def distance(before: Any, after: Any, windows: Iterable[Tensor]) -> dict[str, float]:
-    """Differences of two models, each in its own dtype, on windows int64 [length]; probabilities in
-    float32, sums in float64.
-
-    Returns:
-        `perplexity` of the second model and `perplexity_before`; `divergence`, KL(first ‖ second)
-        in nats a token; the `largest` difference of two logits; `relative`, ‖difference of all
-        logits‖ / ‖the first model's logits‖, Euclidean; the number of predicted `tokens`.
-    """
+    """Differences of two models on windows, int64 [length]; probabilities in float32, sums in
+    float64: perplexities; `divergence`, KL(first ‖ second) in nats a token; the `largest`
+    difference of two logits; `relative`, ‖difference of all logits‖ / ‖the first model's logits‖,
+    Euclidean; the number of predicted `tokens`."""
     tokens, largest, sums = 0, 0.0, torch.zeros(5, dtype=torch.float64)
     with evaluating(before), evaluating(after):
         pair = [(model, plain_head(model)) for model in (before, after)]

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pandas import DataFrame
@@ -56,22 +56,13 @@ DEVICES = {
 }
 
 
-class Estimate(NamedTuple):
-    """Seconds of the run on a number of devices; the peak of memory `fits` where a tenth of each
-    device's stays free."""
-
-    device: str
-    number: int
-    seconds: float
-    fits: bool
-
-
 def bill(
     config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
-) -> tuple[Mapping[int, Mapping[str, int]], list[Estimate]]:
+) -> tuple[Mapping[int, Mapping[str, int]], list[tuple[str, int, float, bool]]]:
     """Bytes on each device by part (`training_memory`), by number of devices, over which weights
-    and optimizer are sharded; and the times of `train`: its FLOPs, a third more where the forward
-    pass is computed twice, over `EFFICIENCY` of the devices' rate."""
+    and optimizer are sharded; and for devices and their number the seconds of `train` (its FLOPs, a
+    third more where the forward pass is computed twice, over `EFFICIENCY` of the devices' rate),
+    and True where a tenth of each device's memory stays free."""
     flops = 3 * plan(config, length=train.sequence_length).forward_flops * train.tokens
     taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     memory = dict[int, Mapping[str, int]]()
@@ -83,7 +74,7 @@ def bill(
         if name != "cpu" or number == 1:
             rate, room = DEVICES[name]
             fits = memory[number]["peak"] < 0.9 * room
-            estimates.append(Estimate(name, number, taken / (number * EFFICIENCY * rate), fits))
+            estimates.append((name, number, taken / (number * EFFICIENCY * rate), fits))
     return memory, estimates
 
 
@@ -158,9 +149,8 @@ def print_bill(config: Any, asked: Any) -> None:
 
 
 def training_memory(config: Any, train: TrainConfig, *, gpus: int = 1) -> Mapping[str, int]:
-    """Bytes of tensors on one GPU at the peak of an eager training step on the CPU's kernels, by
-    part. Precision "auto" counts as bf16. Each of several GPUs holds its share of weights,
-    gradients and optimizer; a layer gathered whole while it runs is not counted."""
+    """Bytes of tensors on one of several GPUs at the peak of an eager training step, by part;
+    "auto" counts as bf16, and a layer gathered whole while it runs is not counted."""
     config = counterpart(config)
     with torch.device("meta"):
         model: Any = new_model(config).float()

@@ -14,33 +14,26 @@ from torch import nn
 from clearhead.data import Corpus, prepare, windows, with_mask_token
 from clearhead.diagnose import HiddenStatistics, RotatedKurtosis, RowMeans
 from clearhead.errors import ClearheadError
-from clearhead.eval import lengths as perplexity_by_length
-from clearhead.eval import masked_loss, perplexity
+from clearhead.eval.perplexity_task import masked_loss
+from clearhead.eval.sliding import lengths as perplexity_by_length
+from clearhead.eval.sliding import perplexity
 from clearhead.lab import runs
 from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
 from clearhead.lab.runs import Base, run_missing
 from clearhead.models import plan
-from clearhead.models.inspection import parameter_count
+from clearhead.models.inspection import parameter_count, require_positions
 from clearhead.models.loading import best_device
 from clearhead.optim import build_optimizer
 from clearhead.probe import ByTile
 from clearhead.probe import measure as measure_inside
 from clearhead.progress import Work
 from clearhead.records import jsonl
-from clearhead.records.lock import hold_folder
+from clearhead.records.files import hold_folder
 from clearhead.records.provenance import KEYS
 from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
-from clearhead.train import (
-    DivergedError,
-    Progress,
-    StepMetrics,
-    TrainConfig,
-    make_trackers,
-    precision,
-    train_to_end,
-)
-from clearhead.train.callbacks import METRICS, LinesFile
+from clearhead.train import DivergedError, TrainConfig, make_trackers, precision, train_to_end
+from clearhead.train.callbacks import METRICS, LinesFile, Progress, StepMetrics
 from clearhead.train.run_dir import holds_run, read_record, refuse_changes, require_no_run
 from clearhead.train.trainable import choose_parameters
 
@@ -58,10 +51,6 @@ _SETTINGS = (
     *("size", "from", "model", "train", "lengths", "evaluation_tokens", "measure_every"),
     *("documents", "held_out"),
 )
-
-Model = tuple[Arm, Any, Callable[[], Any]]
-"""An arm, its model without weights on the meta device, and the function that builds it, from
-PyTorch's generator or from the base."""
 
 
 def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
@@ -105,18 +94,22 @@ def _trials(config: CompareConfig) -> list["_Trial"]:
         say(f"nothing is held out of {', '.join(unseen)}: validation text has none of it")
     if len(config.seeds) == 1 and len(config.arms) > 1:
         say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    models = [_outlined(arm, config, corpus, base) for arm in config.arms]
-    return [_Trial(config, corpus, base, model, seed) for seed in config.seeds for model in models]
+    models = [(arm, *_outlined(arm, config, corpus, base)) for arm in config.arms]
+    return [_Trial(config, corpus, base, *one, seed) for seed in config.seeds for one in models]
 
 
-def _outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> Model:
+def _outlined(
+    arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None
+) -> tuple[Any, Callable[[], Any]]:
+    """An arm's model without weights, and the function that builds it, by PyTorch's generator or
+    from the base."""
     if base is None:
         keys = runs.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
         build = partial(runs.new_model, keys)
         with torch.device("meta"):
             outline = build()
-        runs.check_length(outline, arm.preset, arm.train.sequence_length)
-        return arm, outline, build
+        require_positions(outline, arm.train.sequence_length, runs.SHORTER, arm.preset)
+        return outline, build
     try:
         outline = base.start(arm.preset, arm.model).model
     except ClearheadError as error:
@@ -125,7 +118,7 @@ def _outlined(arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None
         say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
     outline.to("meta")
     outline.tie_weights()
-    return arm, outline, lambda: base.start(arm.preset, arm.model).model
+    return outline, lambda: base.start(arm.preset, arm.model).model
 
 
 class _Trial:
@@ -134,10 +127,10 @@ class _Trial:
     cell = "compared"
 
     def __init__(
-        self, config: CompareConfig, corpus: Corpus, base: Base | None, model: Model, seed: int
+        self, config: CompareConfig, corpus: Corpus, base: Base | None, arm: Arm, *model: Any
     ) -> None:
-        arm, self.outline, self.build = model
         self.config, self.corpus = config, corpus
+        self.outline, self.build, seed = model
         # As it will be computed: the header of a record has no "auto".
         resolved = precision.resolve(arm.train.precision, best_device())
         self.settings = replace(arm.train, seed=seed, precision=resolved)
@@ -243,8 +236,8 @@ class _Trial:
 
 def _settings(header: Line) -> dict[str, Any]:
     settings = {key: header.get(key) for key in _SETTINGS}
-    settings["train"] = {**(header.get("train") or {}), "seed": None}
     fingerprint = (header.get("data") or {}).get("fingerprint")
+    settings["train"] = {**(header.get("train") or {}), "seed": None}
     return settings | {"data": {"fingerprint": fingerprint}}
 
 
@@ -254,12 +247,10 @@ def _inside(
     """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
     step the embedding's columns with this seed, in one pass."""
     kind, share = settings.rotation or "hadamard", settings.rotation_share or "parameter"
-    hidden = [
-        HiddenStatistics(),
-        RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed),
-    ]
-    attention = [ByTile(weights=[RowMeans()])]
-    return measure_inside(model, texts, batch_size=batch_size, attention=attention, hidden=hidden)
+    rotated = RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed)
+    parts: Any = {"attention": [ByTile(weights=[RowMeans()])]}
+    parts |= {"hidden": [HiddenStatistics(), rotated]}
+    return measure_inside(model, texts, batch_size=batch_size, **parts)
 
 
 class Milestones(LinesFile):

@@ -140,7 +140,7 @@ class CompareConfig(OpensModels):
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
-        """Every preset with every combination of the values in `vary`, presets first."""
+        """Every preset with every combination of the values in `vary`."""
         for key in self.vary:
             if key.startswith(TRAIN) or TRAIN + key in _SETTINGS:
                 choose("key to vary", key, _SETTINGS)
@@ -164,8 +164,7 @@ class CompareConfig(OpensModels):
 
     @cached_property
     def models(self) -> dict[str, Any]:
-        """{name of an arm: its model's configuration}; for an arm that starts from a trained model,
-        whose sizes stay, only the changes."""
+        """The configuration of each arm's model; of arms of a trained model only the changes."""
         from clearhead.models import preset
         from clearhead.models.starts import target
 
@@ -181,10 +180,7 @@ class CompareConfig(OpensModels):
         return models
 
     def check(self) -> None:
-        """Refuse settings that cannot work, and models that are unknown or impossible.
-
-        Not done at construction: an experiment makes hundreds by changing one, and runs few.
-        """
+        """Refuse settings that cannot work, and models that are unknown or impossible."""
         check(self)
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
         for arm in self.arms:
@@ -201,10 +197,8 @@ class CompareConfig(OpensModels):
             return "next-token"
         learnt = {objective_of(model): name for name, model in self.models.items()}
         if len(learnt) > 1:
-            one, other = learnt["mlm"], learnt["next-token"]
-            raise ClearheadError(
-                f"{one} predicts hidden tokens and {other} the next: compare alike"
-            )
+            hidden = f"{learnt['mlm']} predicts hidden tokens and {learnt['next-token']} the next"
+            raise ClearheadError(f"{hidden}: compare alike")
         return next(iter(learnt))
 
     @cached_property
@@ -264,9 +258,7 @@ class FinetuneJob(OpensModels):
         files = self.train_file, self.validation_file
         if not (all(files) or (self.task is not None and not any(files))):
             known = ", ".join(TASKS)
-            raise ClearheadError(
-                f"give --task, one of {known}; or --train-file and --validation-file"
-            )
+            raise ClearheadError(f"give --task: {known}; or --train-file and --validation-file")
 
     def resolved(self) -> Task:
         """The task with the fields and the files that are given."""
@@ -353,8 +345,7 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """Hash of the settings of this job and of those before it, without paths: folders may move,
-        so a model made by another job enters by that job's identity."""
+        """Hash of the settings of this job and those before it, without paths: folders may move."""
         places = _PLACES if self.after is None else _PLACES | _MODELS
         settings = canonical(self.config)
         settings = {name: value for name, value in settings.items() if name not in places}

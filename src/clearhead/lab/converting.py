@@ -1,6 +1,5 @@
 """Conversion of a model to another library's format or other mechanisms, with their distance."""
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,16 @@ from clearhead.diagnose.hidden import ResidualStream
 from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import distance
 from clearhead.lab import prefixes
-from clearhead.lab.prefixes import Prefix
+from clearhead.lab.prefixes import LONGEST, Prefix
 from clearhead.lab.runs import load_model, require_own_tokenizer
 from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models import conversion
 from clearhead.models.conversion import TOLERANCE, in_float32, with_equal_logits
-from clearhead.models.inspection import dtype_name, longest_text, within_memory
+from clearhead.models.inspection import check_tokens, dtype_name, longest_text, within_memory
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import load_tokenizer, require_room
 from clearhead.models.rotated import check_equalised, check_rotation, equalised, rotated
-from clearhead.models.starts import changed, check_baseline, started, target
+from clearhead.models.starts import Start, changed, check_baseline, started, target
 from clearhead.nn.null_keys import AT_REST, KeyValue
 from clearhead.probe import measure as measure_inside
 from clearhead.probe.tiles import ByTile
@@ -46,8 +45,7 @@ _LINES = {
 
 
 def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
-    """Convert a model and write it with its record to a new folder; return lines about the change.
-    A run's checkpoint becomes a folder of the same model."""
+    """Convert a model, or a run's checkpoint, to a new folder with its record; return lines."""
     config.settings()  # refuses words of another form
     require_new(config.output)
     if (model := whole(folder := Path(config.model))) is not None:
@@ -113,19 +111,11 @@ def to_other_mechanisms(
         if config.prefix == AUTO:
             prefix = prefixes.searched_prefix(first, tokenizer, calibrating)
             changes["prefix_length"] = len(prefix.ids)
-        turned = first
-        if config.learn_rotation:
-            say("learning a rotation of the residual stream: a minute at a width of 576")
-        if config.basis:
-            how: Any = {"seed": config.seed, "learn": config.learn_rotation}
-            turned = with_equal_logits(first, rotated(first, config.basis, **how))
-        start = started(turned, changes)
-        if prefix is not None:
-            prefixes.fill(start.model, turned, torch.tensor([prefix.ids]))
-            turned = first  # the rotated one would be another model's memory
-        if config.equalise:
-            start = start._replace(model=with_equal_logits(start.model, equalised(start.model)))
+        start, turned = _started(first, changes, prefix, config)
         made = start.model
+        if config.sink_logit is not None:
+            for sink in _sinks(made, added):
+                nn.init.constant_(sink.logit, config.sink_logit)
         length = min(length, longest_text(made) or length)  # learned keys may have taken positions
         windows = [window[:length] for window in windows]
         measures, few, after = list[dict[str, Any]](), windows[:WINDOWS], 0.0
@@ -139,15 +129,11 @@ def to_other_mechanisms(
             if prefix is not None:
                 apart = prefixes.difference_after(made, first, prefix.ids)
                 if not apart <= TOLERANCE:  # nor where it is no number
-                    raise ClearheadError(
-                        f"with the prefix logits differ by {apart:.2g} of their size: convert --to "
-                        "a mechanism of another function first, then the result with --prefix"
-                    )
+                    far = f"with the prefix logits differ by {apart:.2g} of their size"
+                    then = "convert --to a mechanism of another function first, then --prefix"
+                    raise ClearheadError(f"{far}: {then}")
                 exact = measure("with the prefix, against the model without it")
             else:
-                if config.sink_logit is not None:
-                    for sink in _sinks(made, added):
-                        nn.init.constant_(sink.logit, config.sink_logit)
                 exact = measure("start")
                 if calibrating and _has_keys(made):
                     ids_BT = torch.stack(calibrating)[:, : made.config.prefix_length]
@@ -164,20 +150,6 @@ def to_other_mechanisms(
                 if prefix is not None:
                     after = prefixes.difference_after(made, first, prefix.ids)
                 numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
-    lines = [] if prefix is None else [_prefix_line(prefix, made, after)]
-    for one in measures:  # after a prefix logits differ by intent
-        largest = f", largest difference of a logit {one['largest']:.2g}" * (prefix is None)
-        lines.append(
-            f"{one['what']}: KL {one['divergence']:z.4f} nats a token, perplexity "
-            f"{one['perplexity_before']:.2f} → {one['perplexity']:.2f}{largest} "
-            f"({one['tokens']:,} tokens of {text})"
-        )
-    if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
-        lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
-    for key, (line, form) in _LINES.items():
-        pair = (numbers[side][key] for side in ("before", "after"))
-        shown = ("not measured" if one is None else form.format(one) for one in pair)
-        lines.append(line.format(*shown) + f" ({sum(map(len, few)):,} tokens of {text})")
     about = {
         "changes": changes,
         "rotated": config.basis,
@@ -195,9 +167,57 @@ def to_other_mechanisms(
         "calibration": config.calibrate,
         "length": length,
         "windows": len(windows),
-        "prefix": None if prefix is None else {**asdict(prefix), "relative": after},
+        "prefix": None if prefix is None else {**prefix._asdict(), "relative": after},
     }
+    lines = _in_words(about, made, few)
+    if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
+        lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
     return made, about, [*lines, *start.in_words()]
+
+
+def _started(
+    first: ClearheadForCausalLM, changes: dict[str, Any], prefix: Prefix | None, config: Any
+) -> tuple[Start, Any]:
+    """The changed model, its sinks and keys not yet set from text, and the one to read that text:
+    the first model, rotated where the result is."""
+    turned = first
+    if config.learn_rotation:
+        say("learning a rotation of the residual stream: a minute at a width of 576")
+    if config.basis:
+        how: Any = {"seed": config.seed, "learn": config.learn_rotation}
+        turned = with_equal_logits(first, rotated(first, config.basis, **how))
+    start = started(turned, changes)
+    if prefix is not None:
+        prefixes.fill(start.model, turned, torch.tensor([prefix.ids]))
+        turned = first  # the rotated one would be another model's memory
+    if config.equalise:
+        start = start._replace(model=with_equal_logits(start.model, equalised(start.model)))
+    return start, turned
+
+
+def _in_words(about: dict[str, Any], made: ClearheadForCausalLM, few: list[Tensor]) -> list[str]:
+    """The distances, and the three numbers, which are of a `few` windows, as lines for people."""
+    lines, prefix, text = list[str](), about["prefix"], about["text"]
+    if prefix is not None:
+        line = f"prefix {prefix['text']!r}, {len(prefix['ids'])} tokens: logits are those of the "
+        line += f"first model after it, to {prefix['relative']:.1g} of their size"
+        line += f" as rounded to {dtype_name(made)}" * (made.dtype.itemsize == 2)
+        if (window := made.config.sliding_window) is not None:
+            line += f", within the sliding window of {window} tokens; beyond it every token still "
+            line += "sees the prefix, and the first model's would not"
+        lines.append(line)
+    for one in about["measures"]:  # after a prefix logits differ by intent
+        largest = f", largest difference of a logit {one['largest']:.2g}" * (prefix is None)
+        lines.append(
+            f"{one['what']}: KL {one['divergence']:z.4f} nats a token, perplexity "
+            f"{one['perplexity_before']:.2f} → {one['perplexity']:.2f}{largest} "
+            f"({one['tokens']:,} tokens of {text})"
+        )
+    for key, (line, form) in _LINES.items():
+        pair = (side[key] for side in about["repaired"].values())
+        shown = ("not measured" if one is None else form.format(one) for one in pair)
+        lines.append(line.format(*shown) + f" ({sum(map(len, few)):,} tokens of {text})")
+    return lines
 
 
 def _planned(
@@ -208,11 +228,21 @@ def _planned(
     settings, prefix = config.settings(), None
     changes = target(config.preset, settings)
     check_baseline(config.preset, settings, first.config)
-    if config.prefix not in (None, AUTO):
-        prefix = prefixes.given_prefix(config.prefix, tokenizer, first.config.vocab_size)
     if config.prefix is not None:
-        tokens = prefixes.SEARCHED if prefix is None else len(prefix.ids)
-        prefixes.check_prefix(first.config, changes, tokens)
+        tokens = prefixes.SEARCHED
+        if config.prefix != AUTO:
+            words = config.prefix.replace(r"\n", "\n").replace(r"\t", "\t")
+            ids = tokenizer(words, add_special_tokens=False).input_ids
+            prefix, tokens = Prefix(tuple(ids), words), len(ids)
+            if not 1 <= tokens <= LONGEST:
+                raise ClearheadError(f"the prefix has {tokens:,} tokens: give 1 to {LONGEST}")
+            check_tokens(first, torch.tensor(ids))
+        normalizers = [layer.normalizer for layer in first.config.layers()]
+        for one in (changes.get("normalizer", "softmax"), *normalizers):
+            if one != "softmax":
+                raise ClearheadError(f"--prefix is for normalizer='softmax', not {one!r}")
+        if tokens >= (room := prefixes.room_of(first.config)):
+            raise ClearheadError(f"a prefix of {tokens} tokens leaves no text in {room} positions")
         changes |= {"normalizer": "key-value", "prefix_length": tokens}
     check_rotation(first.config, config.basis)
     with torch.device("meta"):
@@ -262,24 +292,10 @@ def _has_keys(model: ClearheadForCausalLM) -> bool:
     return any(isinstance(module, KeyValue) for module in model.modules())
 
 
-def _prefix_line(prefix: Prefix, made: ClearheadForCausalLM, after: float) -> str:
-    """The line that compares the logits with the first model's after the prefix."""
-    line = (
-        f"prefix {prefix.text!r}, {len(prefix.ids)} tokens: logits are those of the first model "
-        f"after it, to {after:.1g} of their size"
-    )
-    line += f" as rounded to {dtype_name(made)}" * (made.dtype.itemsize == 2)
-    if (window := made.config.sliding_window) is not None:
-        line += f", within the sliding window of {window} tokens; beyond it every token still sees "
-        line += "the prefix, and the first model's would not"
-    return line
-
-
 def three_numbers(model: Any, windows: list[Tensor]) -> dict[str, float | None]:
-    """A repair in three numbers, of a causal language model on int64 [T] windows of text; None
-    where it has no such number: the share of queries whose largest weight (of the difference of
-    maps, where there is one) is on the first token; the largest absolute hidden state, over their
-    median; and the relative increase of perplexity under `w8a8-coarse`."""
+    """A repair in three numbers on int64 [T] windows of text, None where there is none: the share
+    of queries whose largest weight (of the difference of maps, if any) is on the first token; the
+    largest absolute hidden state over their median; the relative rise of perplexity in 8 bits."""
     parts: Any = {"attention": [ByTile(weights=[RowMeans()])], "hidden": [ResidualStream()]}
     lines = measure_inside(model, windows, batch_size=1, **parts)
     whole = {(x["metric"], x.get("map")): x["value"] for x in lines if "layer" not in x}

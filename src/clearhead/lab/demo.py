@@ -16,7 +16,7 @@ from clearhead.diagnose.means import Means
 from clearhead.lab.compare import compare, folder_of
 from clearhead.lab.configs import RECORDS, CompareConfig
 from clearhead.lab.converting import run_conversion
-from clearhead.lab.measuring import measure, require_maps
+from clearhead.lab.measuring import measure
 from clearhead.lab.runs import load_model
 from clearhead.lab.sweep_configs import ConvertConfig, DiagnoseConfig, QuantizeConfig
 from clearhead.models.loading import kind_of, resolved
@@ -74,14 +74,12 @@ def studies(output: Path) -> Studies:
 def run_demo(
     asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
 ) -> dict[str, Path]:
-    """Train, repair and measure everything; return the records of each part: text, sinks, bits and,
-    of a pretrained model, diagnosis and pretrained bits. The same call resumes a stopped demo."""
+    """Train, repair and measure all, or go on; return the records of each part."""
     text, sinks = asked
     bits = partial(QuantizeConfig, scheme=SCHEMES, tokens=4096)
     work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
     if pretrained is not None:  # a name that leads nowhere is better known before the training
         kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
-        require_maps(pretrained, trust_remote_code)
     for one in asked:
         compare(one, work=work)
     records = {part: output / f"{part}.jsonl" for part in ("text", "sinks", "bits")}
@@ -110,8 +108,8 @@ def run_demo(
 
 
 def _attention(config: CompareConfig) -> Iterator[Line]:
-    """Attention at the beginnings of documents, where the begin token is: `compare` reads windows
-    that begin anywhere. Of each baseline also that of its repair."""
+    """Attention at the beginnings of documents, where the begin token is; of baselines also that of
+    their repair."""
     corpus = prepare(config.data)
     read = list(windows(corpus, length=config.train.sequence_length, count=_READ, at="documents"))
     lines = jsonl.read(config.output / RECORDS)

@@ -13,15 +13,16 @@ import torch
 
 from clearhead.data import DataConfig, LabelledBatches, labelled, readers
 from clearhead.errors import ClearheadError
-from clearhead.eval import METRICS, predict
+from clearhead.eval.classification import METRICS, predict
 from clearhead.lab.configs import FinetuneJob
-from clearhead.lab.runs import check_length, run_missing
+from clearhead.lab.runs import run_missing
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig, loading
+from clearhead.models.inspection import require_positions
 from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
+from clearhead.records.files import hold_folder
 from clearhead.records.identity import canonical, digest_of
-from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
 from clearhead.train import Progress, holds_run, make_trackers, precision, train_to_end
@@ -134,7 +135,8 @@ class _Trial:
             options: Any = {"trust_remote_code": trust, "config": config, "dtype": torch.float32}
             auto = AutoModelForSequenceClassification
             model = loading.pretrained(auto, path, head="new", **options)
-        check_length(model, self.job.model, self.job.train.max_length, "max-length")
+        longest, advice = self.job.train.max_length, "give a smaller --train.max-length"
+        require_positions(model, longest, advice, self.job.model)
         return model
 
     def check(self, known: Mapping[str, Line]) -> None:

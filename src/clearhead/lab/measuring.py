@@ -2,8 +2,8 @@
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,12 @@ from transformers.utils import logging
 from clearhead.data import Corpus, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
-from clearhead.eval import TASKS, check_names, parted
+from clearhead.eval.hallucination import HallucinationTask
+from clearhead.eval.harness import HarnessTask, check_names
+from clearhead.eval.options import OPTIONS, parted
+from clearhead.eval.perplexity_task import HitsTask, MaskedTask, PerplexityTask
+from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
+from clearhead.eval.shots import ShotsTask
 from clearhead.lab.runs import fitted, load_model, new_model, own_text, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Texts, sweep
@@ -26,6 +31,8 @@ from clearhead.probe.tiles import DIFFLLAMA
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
 from clearhead.quantize.measure import QuantizationTask
+from clearhead.records.files import hold_file
+from clearhead.records.loading import Store
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Line
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
@@ -33,33 +40,36 @@ from clearhead.train import TrainConfig
 ALL = "all"
 LENGTH = 512  # of a diagnosis
 MASKED, HARNESS = "masked", "lm_eval"
+_TASKS = (
+    *(PerplexityTask, PasskeyTask, NeedlesTask, RecallTask, HitsTask),
+    *(AllocationTask, ShotsTask, MaskedTask, HarnessTask, HallucinationTask),
+)
+TASKS: Any = dict(zip(OPTIONS, _TASKS, strict=True))
 
 Load = Callable[[str, str], Portion]
 """Loads a model by its source, and its name in records."""
 
 
 def measure(
-    config: Any, *, work: Work | None = None, told: Callable[[list[Line]], object] | None = None
+    config: Any, *, work: Work | None = None, lines: list[Line] | None = None
 ) -> list[Line]:
     """Evaluate, diagnose or quantise the models of an EvaluateConfig, DiagnoseConfig or
-    QuantizeConfig; return the records, which its file gets too. `told` is as in `sweep`."""
+    QuantizeConfig, loaded one after the other; return the records, which its file and `lines` get
+    as they are made."""
     if isinstance(config, DiagnoseConfig):
         study, load = DIAGNOSIS, _diagnosis(config)
     elif isinstance(config, QuantizeConfig):
         study, load = QUANTIZATION, _quantization(config)
     else:
         study, load = COMPARISON, _evaluation(config)
-
-    named = zip(config.models, short_names(config.models), strict=True)
-    portions = [partial(load, *one) for one in named]
-    return sweep(
-        portions, seeds=config.seeds, records=config.records, study=study, work=work, told=told
-    )
-
-
-def _subject(config: Any, model: Any, tokenizer: Any, texts: Texts, **sizes: Any) -> Subject:
-    first = config.seeds[0]
-    return Subject(model=model, tokenizer=tokenizer, texts=texts, seed=first, **sizes)
+    lines, work = [] if lines is None else lines, work or Work()
+    names = short_names(config.models)
+    with nullcontext() if config.records is None else hold_file(config.records):
+        store = Store(config.records, study)
+        for source, name in zip(config.models, names, strict=True):
+            for done in sweep(load(source, name), config.seeds, store, len(names), work):
+                lines += done
+    return lines
 
 
 def _quantization(config: QuantizeConfig) -> Load:
@@ -74,8 +84,9 @@ def _quantization(config: QuantizeConfig) -> Load:
         logging.set_verbosity_error()
         texts = Texts(lambda: prepare(data, tokenizer=tokenizer, progress=say), ("validation",))
         # In batches of one window: a scale of a batch would be no one text's.
-        sizes = {"lengths": (config.length,), "batch_tokens": config.length}
-        subject = _subject(config, model, tokenizer, texts, tokens=config.tokens, **sizes)
+        sizes: Any = {"lengths": (config.length,), "batch_tokens": config.length}
+        sizes |= {"tokens": config.tokens, "seed": config.seeds[0]}
+        subject = Subject(model=model, tokenizer=tokenizer, texts=texts, **sizes)
         layers, read = linear_layers(model), task.texts(subject)
         weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones once
         found = len(read.calibration)
@@ -101,18 +112,9 @@ def check_models(config: QuantizeConfig) -> None:
     """Refuse a missing path, a quantised model, and one too large for the memory, before any model
     is measured."""
     for source in config.models:
-        refuse_quantised(_settings(source, config.trust_remote_code), source)
+        trust = config.trust_remote_code
+        refuse_quantised(load_config(resolved(source), trust_remote_code=trust), source)
         require_room(source, "quantize", copies=2)
-
-
-def require_maps(source: str, trust_remote_code: bool) -> None:
-    """Refuse a model whose attention maps no probe combines, before another is measured."""
-    if _settings(source, trust_remote_code).model_type == "diffllama":
-        raise ClearheadError(DIFFLLAMA)
-
-
-def _settings(source: str, trust_remote_code: bool) -> Any:
-    return load_config(resolved(source), trust_remote_code=trust_remote_code)
 
 
 def _diagnosis(config: DiagnoseConfig) -> Load:
@@ -123,7 +125,9 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
         if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
         else:
-            require_maps(source, config.trust_remote_code)
+            trust = config.trust_remote_code
+            if load_config(resolved(source), trust_remote_code=trust).model_type == "diffllama":
+                raise ClearheadError(DIFFLLAMA)
             require_room(source, "diagnose", copies=1)
 
     def load(source: str, name: str) -> Portion:
@@ -134,15 +138,16 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
                 keys = fitted(named, config.size or "tiny", corpus, TrainConfig(), **config.set)
                 model = new_model(keys).to(best_device()).eval()
             else:
-                kinds, trust = ("causal", "masked", "bare"), config.trust_remote_code
-                model, tokenizer = load_model(source, kinds, trust_remote_code=trust)
+                kinds = ("causal", "masked", "bare")
+                model, tokenizer = load_model(source, kinds, config.trust_remote_code)
                 corpus = own_text(data, tokenizer)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
         texts = Texts(lambda: corpus, ("validation",))
-        sizes = {"tokens": length * config.windows, "batch_tokens": config.batch_tokens}
-        subject = _subject(config, model, corpus.tokenizer, texts, lengths=(length,), **sizes)
+        sizes: Any = {"tokens": length * config.windows, "batch_tokens": config.batch_tokens}
+        sizes |= {"lengths": (length,), "seed": config.seeds[0]}
+        subject = Subject(model=model, tokenizer=corpus.tokenizer, texts=texts, **sizes)
         windows = len(task.texts(subject))
         say(f"{name}: {windows} windows")
         header = {
@@ -182,8 +187,7 @@ def _evaluation(config: Any) -> Load:
         header = headers[source]
         if alike:
             header["run"] = header["preset"] = name
-        trust = config.trust_remote_code
-        model, tokenizer = load_model(source, ("causal", "masked"), trust_remote_code=trust)
+        model, tokenizer = load_model(source, ("causal", "masked"), config.trust_remote_code)
         masked = "MaskedLM" in type(model).__name__
         names = named or [MASKED if masked else "perplexity"]
         if misfits := [task for task in names if (task == MASKED) != masked]:
@@ -204,8 +208,9 @@ def _evaluation(config: Any) -> Load:
             return prepare(read, tokenizer=tokenizer, progress=say)
 
         texts = Texts(text, ("train",) * (config.split == "all") + ("validation",))
-        sizes = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
-        subject = _subject(config, model, tokenizer, texts, lengths=lengths, **sizes)
+        sizes: Any = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
+        sizes |= {"lengths": lengths, "seed": config.seeds[0]}
+        subject = Subject(model=model, tokenizer=tokenizer, texts=texts, **sizes)
         header |= {"weights": subject.weights}  # those of a scaled variant differ
         header |= {"model": {"from": source, **model.config.to_diff_dict()}}
         subjects = [({"scaling": "none", "factor": None}, subject)] * ("none" in kinds)

@@ -1,23 +1,21 @@
-"""Prefixes, and logits of learned sinks, set from text without training.
-
-Heads with nothing to attend to look at a text's first token, whose hidden state becomes thousands
-of times larger than others'. Tokens before every text, stored as keys and values, take over that
-role, and no state of the text grows so large (PrefixQuant, arXiv 2410.05265).
+"""Prefixes, and logits of learned sinks, set from text without training. Tokens before every text,
+stored as keys and values, take over the first token's role, on which heads without anything to
+attend to look, and no hidden state of the text grows large (PrefixQuant, arXiv 2410.05265).
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from operator import itemgetter
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.data.sources import passages
 from clearhead.errors import ClearheadError
-from clearhead.eval import perplexity
+from clearhead.eval.sliding import perplexity
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import batches, evaluating
 from clearhead.models.language_models import ClearheadForCausalLM
@@ -65,36 +63,20 @@ def sample(
     return [piece for *_, piece in sorted(found, key=lambda entry: entry[:2])[:count]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prefix:
+class Prefix(NamedTuple):
     """Tokens before every text, and the measures of a search's candidates."""
 
     ids: tuple[int, ...]
     text: str
-    tried: list[dict[str, Any]] = field(default_factory=list)
-
-
-def given_prefix(text: str, tokenizer: Any, entries: int) -> Prefix:
-    """The tokens of a text, in which backslash n and backslash t are a newline and a tab; each is
-    one of the model's `entries`."""
-    text = text.replace(r"\n", "\n").replace(r"\t", "\t")
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    if not 1 <= len(ids) <= LONGEST:
-        raise ClearheadError(f"the prefix {text!r} has {len(ids):,} tokens: give 1 to {LONGEST}")
-    if (last := max(ids)) >= entries:
-        raise ClearheadError(f"the prefix has token {last}, and the model {entries} embeddings")
-    return Prefix(ids=tuple(ids), text=text)
+    tried: Sequence[dict[str, Any]] = ()
 
 
 def searched_prefix(
     model: ClearheadForCausalLM, tokenizer: Any, windows: Sequence[Tensor]
 ) -> Prefix:
-    """Search for prefix tokens that remove massive hidden states and keep the perplexity.
-
-    A candidate fails on a piece of text whose largest state stays above a tenth of the usual one.
-    Of those that raise perplexity by 1 % at most, the one with the fewest failures is best, then
-    the one with the smallest largest state. A second and a third token have to lower either more.
-    """
+    """The prefix of at most three tokens after which fewest pieces of text keep a massive state,
+    above a tenth of the usual largest, and then the smallest one; perplexity rises by 1 % at most,
+    and each token has to lower either."""
     length = min(PIECE_LENGTH, *map(len, windows))
     pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
     count = min(PIECES, len(pieces))  # spread over the windows
@@ -107,8 +89,7 @@ def searched_prefix(
         measures = {"largest": max(largest), "fails": fails, "pieces": count, "perplexity": None}
         return {"tokens": ids, "text": tokenizer.decode(ids), **measures}
 
-    def rank(one: dict[str, Any]) -> tuple[int, float]:
-        return one["fails"], one["largest"]
+    rank = itemgetter("fails", "largest")
 
     def judge(one: dict[str, Any]) -> float:
         judged = [window[:JUDGED] for window in windows[:2]]
@@ -152,16 +133,6 @@ def largest_states(
     return largest
 
 
-def check_prefix(config: ClearheadConfig, changes: dict[str, Any], count: int) -> None:
-    """Raise a ClearheadError where keys and values of `count` tokens cannot stand before a text."""
-    layers = [config.layer(index).normalizer for index in range(config.num_hidden_layers)]
-    for found in (changes.get("normalizer", "softmax"), *layers):
-        if found != "softmax":
-            raise ClearheadError(f"--prefix is for normalizer='softmax', not {found!r}")
-    if count >= (room := _room(config)):
-        raise ClearheadError(f"a prefix of {count} tokens leaves no text in {room} positions")
-
-
 def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
     """Set the prefix of `made` (`model` with `normalizer="key-value"` and a prefix of N) to the
     keys and values that `model` computes for the N tokens, averaged over the rows."""
@@ -192,7 +163,7 @@ def difference_after(
 ) -> float:
     """Compare `made` with `model` after the prefix, on random tokens within any sliding window:
     ‖difference of the logits‖ / ‖model's logits‖, Euclidean."""
-    count = min(_CHECKED, _room(model.config) - len(ids))
+    count = min(_CHECKED, room_of(model.config) - len(ids))
     draw = torch.Generator().manual_seed(0)
     text = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
     with evaluating(model), evaluating(made):
@@ -201,7 +172,7 @@ def difference_after(
     return float(apart.norm() / whole.double().norm())
 
 
-def _room(config: ClearheadConfig) -> int:
+def room_of(config: ClearheadConfig) -> int:
     """Positions within which a token sees all before it."""
     longest = config.max_position_embeddings
     return min(longest, config.sliding_window or longest)
@@ -246,8 +217,7 @@ def calibrate(
 
 
 def _balanced(totals_HN: Tensor, shares_H: Tensor) -> Tensor:
-    """The logit b of each head at which σ(b − total) has this mean; rows that see nothing are left
-    out."""
+    """The logit b of each head at which the mean of σ(b − total) over seeing rows is this."""
     seen_HN = totals_HN.isfinite()
     low, high = (torch.full_like(shares_H, edge) for edge in (-100.0, 100.0))
     for _ in range(_HALVINGS):

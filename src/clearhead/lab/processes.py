@@ -1,7 +1,5 @@
-"""Jobs as processes, several at a time, each with a log; a finished job is not run again.
-
-They are forked from multiprocessing's fork server, which has imported what every job needs (5 s of
-a core) and never uses a GPU, so that a copy of it may.
+"""Jobs as processes, several at a time, each with a log; a finished job is not run again. They are
+forked from multiprocessing's fork server, which has imported what every job needs, without a GPU.
 """
 
 import importlib
@@ -110,13 +108,10 @@ class _Running(NamedTuple):
 
 
 def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
-    """Run the unfinished tasks, at most `jobs` at a time, and return those that failed.
-
-    Jobs start in order, each on the GPU with the fewest others; a job waits for the one that makes
-    its model, and is left out if that fails. A failed job is reported in a line, and the others
-    continue. A training that diverged has not failed: that is a result. After SIGINT or SIGTERM
-    every job saves and ends, and `Stopped` is raised; a second Ctrl-C kills them.
-    """
+    """Run the unfinished tasks, at most `jobs` at a time, and return those that failed; a training
+    that diverged has not. Jobs start in order, each on the GPU with the fewest others, after the
+    one that makes its model. After SIGINT or SIGTERM every job saves and ends, and `Stopped` is
+    raised; a second Ctrl-C kills them."""
     waiting = [job for job in tasks if not is_finished(job, logs)]
     start, devices = starting(jobs), gpus()
     work = work or Work("job")
@@ -189,8 +184,7 @@ def _mark(job: Job, logs: Path) -> Path:
 
 
 def is_finished(job: Job, logs: Path) -> bool:
-    """True if this job, and the jobs that make its model, finished with these settings and their
-    records exist."""
+    """True if this job, and those that make its model, finished with these settings."""
     mark, before = _mark(job, logs), job.after
     with suppress(ClearheadError):  # of a mark that is missing or damaged
         if job.records.exists() and read_json(mark, "delete it").get("identity") == job.identity:

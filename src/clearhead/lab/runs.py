@@ -13,55 +13,37 @@ from typing import Any
 
 import torch
 
-from clearhead.data import (
-    Batches,
-    Corpus,
-    DataConfig,
-    MaskedBatches,
-    Masking,
-    prepare,
-    with_mask_token,
-)
+from clearhead.data import Batches, Corpus, DataConfig, prepare
+from clearhead.data.batches import MaskedBatches, Masking, with_mask_token
 from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
 from clearhead.lab.configs import RECORDS, TrainJob
 from clearhead.lab.sweep_configs import OWN
 from clearhead.measure.sweep import parameters_digest
-from clearhead.models import (
-    BASELINE,
-    ClearheadConfig,
-    ClearheadForCausalLM,
-    ClearheadForMaskedLM,
-    preset,
-)
+from clearhead.models import BASELINE, ClearheadForCausalLM, ClearheadForMaskedLM, preset
+from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.conversion import imported, require_convertible
 from clearhead.models.families import FAMILIES
 from clearhead.models.families.family import dropouts, filled, words_of
-from clearhead.models.inspection import longest_text, parameter_count
+from clearhead.models.inspection import parameter_count, require_positions
 from clearhead.models.loading import best_device, load
 from clearhead.models.starts import Start, check_baseline, started, target
 from clearhead.nn.null_keys import AT_REST, Sink
 from clearhead.optim import learning_rate
 from clearhead.optim.build import matched
 from clearhead.progress import Work
+from clearhead.records.files import hold_folder
 from clearhead.records.identity import canonical, differences, restored
 from clearhead.records.loading import Store
-from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Records
 from clearhead.terminal import say
-from clearhead.train import (
-    Progress,
-    TrainConfig,
-    TrainResult,
-    checkpoint,
-    make_trackers,
-    run_dir,
-    train,
-)
+from clearhead.train import TrainConfig, TrainResult, checkpoint, run_dir, train
+from clearhead.train.callbacks import Progress, make_trackers
 from clearhead.train.run_dir import holds_run, is_finished, read_record
 from clearhead.train.world import joined
 
+SHORTER = "give a smaller --train.sequence-length"
 _OF_THE_RUN = ("output", "train", "resume")  # of a job: not among the settings that a run keeps
 
 
@@ -90,19 +72,6 @@ def fitted(
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
         keys[token] = getattr(corpus.tokenizer, token)
     return preset(name, size, **{**keys, **changes})
-
-
-def check_length(model: Any, name: str, length: int, option: str = "sequence-length") -> None:
-    """Refuse texts longer than the model can tell positions apart; `option` sets their length."""
-    limit, ours = longest_text(model), isinstance(model.config, ClearheadConfig)
-    if limit is None and ours:
-        limit = model.base_model.position.longest()
-        limit = limit and limit - model.base_model.prefix_length
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"windows of {length} tokens are more than the {limit} positions of {name}: give "
-            f"--train.{option} {limit}" + ", or raise max_position_embeddings" * ours
-        )
 
 
 def batches(
@@ -165,7 +134,7 @@ def refuse_tokenizer(data: DataConfig) -> None:
 
 
 def load_model(
-    name: str, kinds: tuple[str, ...] = ("causal",), *, trust_remote_code: bool
+    name: str, kinds: tuple[str, ...] = ("causal",), trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
     """A model of one of the `kinds` in eval mode on the best device, and its tokenizer."""
     model, tokenizer = load(name, kinds, trust_remote_code=trust_remote_code)
@@ -173,8 +142,8 @@ def load_model(
 
 
 def require_own_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise a ClearheadError if a text could contain tokens for which the model has no embedding;
-    tokens that no text contains, such as a padding token, may lie beyond the embeddings."""
+    """Refuse a tokenizer whose texts have tokens without an embedding; others, such as a padding
+    token, may lie beyond the embeddings."""
     entries = model.get_input_embeddings().num_embeddings
     if vocabulary_size(tokenizer) <= entries:
         return
@@ -201,7 +170,8 @@ class Base:
         if not changes:
             return Start(copy.deepcopy(self.model), (), ())
         start = started(imported(self.model), changes)
-        check_length(start.model, f"{self.name} beside learned keys", self.length)
+        named = f"{self.name} beside learned keys"
+        require_positions(start.model, self.length, SHORTER, named)
         return start
 
     @cached_property
@@ -219,12 +189,12 @@ def open_base(
     began: str | None = None,
     alike: bool = False,
 ) -> Base:
-    """Open a model, in float32, for training in windows of `length`, and prepare its text.
-    `alike` leaves out the dropout of its own class, which is lost with other mechanisms."""
+    """Open a model, in float32, for windows of `length`, and its text. `alike` leaves out the
+    dropout of its own class, which is lost with other mechanisms."""
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)
-    check_length(model, name, length)
+    require_positions(model, length, SHORTER, name)
     require_own_tokenizer(name, model, tokenizer)
     corpus = own_text(data, tokenizer, began)
     shares = dropouts(model.config) if alike and type(model).__name__ in FAMILIES else {}
@@ -327,13 +297,12 @@ def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
     config = fitted(name, job.size, corpus, job.train, **job.set)
     torch.manual_seed(job.train.seed)
     model = new_model(config)
-    check_length(model, name, job.train.sequence_length)
+    require_positions(model, job.train.sequence_length, SHORTER, name)
     return model, corpus
 
 
 def recorded(output: Path) -> TrainJob:
-    """The job whose run is in `output`, with the settings that it has now; raises a ClearheadError
-    where there is none, or no `run_training` of this version began it."""
+    """The job whose run is in `output`, with the settings that it has now."""
     record = read_record(output)
     try:
         names = {one.name for one in fields(TrainJob)}
@@ -362,12 +331,9 @@ def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
 
 
 def run_missing(trials: Sequence[Any], output: Path, task: str, work: Work) -> Records:
-    """Train and measure the trials that `output` lacks, a locked folder; return its records.
-
-    A trial is a configuration with a seed, the `folder` of its run and the `header` of its records;
-    `check(known)` refuses what would fail only hours later, and other settings than those of the
-    known runs; `rows(work)` trains, or goes on where it stopped, and measures.
-    """
+    """Train and measure the trials that `output` lacks, a locked folder; return its records. A
+    trial's `check(known)` refuses what would fail only hours later, and other settings than the
+    known runs'; its `rows(work)` trains, or goes on where it stopped, and measures."""
     store = Store(output / RECORDS)
     for one in trials:  # all before the first is trained, which may take hours
         one.check(store.headers)

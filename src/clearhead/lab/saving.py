@@ -1,8 +1,4 @@
-"""Saving and measuring quantised models: for servers by compressed-tensors, or by torchao.
-
-Nothing is pickled: transformers splits torchao's tensors into plain ones and describes them in the
-header of a safetensors file.
-"""
+"""Saving and measuring quantised models: for servers by compressed-tensors, or by torchao."""
 
 import io
 import time
@@ -41,8 +37,7 @@ UNTIMED, ROUNDS = 2, 5  # of timing: the first calls compile
 
 
 def run_saving(config: QuantizeConfig) -> None:
-    """Save a model under a scheme, open it by transformers and compare it with the simulation;
-    raises a ClearheadError for what the format cannot hold, and where the two differ."""
+    """Save a model under a scheme, open it by transformers and compare it with the simulation."""
     schemes = len(config.scheme) if config.given("scheme") else 0
     if (len(config.models), schemes) != (1, 1):
         found = f"{len(config.models)} and {schemes or 'none'}"
@@ -117,8 +112,7 @@ def run_deployment(config: QuantizeConfig) -> None:
 
 
 def _deploy(source: str, folder: Path, config: QuantizeConfig) -> tuple[Texts, dict[str, Any]]:
-    """Save a model in few bits to a new folder; return the windows to measure, and options to open
-    either model by from_pretrained."""
+    """Save a model in few bits; return windows to measure, and options of from_pretrained."""
     torchao = require("torchao", "torchao").quantization
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
@@ -145,8 +139,7 @@ def _deploy(source: str, folder: Path, config: QuantizeConfig) -> tuple[Texts, d
 
 
 def _beside(folder: Path, source: str, texts: Texts, load: dict[str, Any]) -> dict[str, Any]:
-    """Bytes, tokens a second (in turns, one text at a time) and perplexity of the saved model, and
-    of the one it was made from in bfloat16; in a new process."""
+    """Bytes, tokens a second and perplexity of the saved model, and of its source in bfloat16."""
     from transformers import AutoModelForCausalLM
 
     import clearhead.models  # registers our model type  # noqa: F401
@@ -187,8 +180,6 @@ def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]
 
 
 def _check(config: QuantizeConfig, output: Path, *idle: str) -> None:
-    """Refuse options without effect on what is saved, an output that exists, and models as
-    `check_models` does."""
     refuse_tokenizer(config.data)
     if given := config.given(*idle, "records", "page", "title"):
         raise ClearheadError(f"{', '.join(given)} has no effect on a model that is saved")

@@ -5,7 +5,6 @@ Prompts of one length run together, without padding, so that no row depends on i
 
 import copy
 import inspect
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from clearhead.errors import ClearheadError
 from clearhead.models import ClearheadConfig
 from clearhead.models.base_model import CACHE, cache_of
-from clearhead.models.inspection import evaluating, finite, longest_text
+from clearhead.models.inspection import evaluating, finite, require_positions
 from clearhead.terminal import hushed
 
 Ids = tuple[int, ...]
@@ -38,8 +37,7 @@ class Prompt(NamedTuple):
 
 class Answer(NamedTuple):
     """`written`, the tokens of greedy decoding up to an end token; of each token of the given
-    answer after its earlier ones (teacher forcing) its `loss`, −log p, and `right`, True if it was
-    the likeliest: all are if and only if greedy decoding starts with the answer."""
+    answer after its earlier ones (teacher forcing) `loss`, −log p, and `right` if the likeliest."""
 
     written: Ids
     loss: tuple[float, ...]
@@ -52,12 +50,9 @@ the cache, None where prompts share none."""
 
 
 class Reader:
-    """Reads prompts with one model, once for both greedy and forced answers.
-
-    At most `batch_tokens` run together (a longer prompt alone); `ends` are tokens that end answers.
-    Prompts share a cached start (`shares`) if every layer keeps all its keys, and no frequency
-    follows the length of the row.
-    """
+    """Reads prompts with one model, once for both greedy and forced answers: at most `batch_tokens`
+    together; `ends` end answers. Prompts share a cached start (`shares`) if every layer keeps all
+    its keys, and no frequency follows the length of the row."""
 
     def __init__(self, model: Any, batch_tokens: int, ends: Collection[int] = ()) -> None:
         self.model = model
@@ -75,7 +70,7 @@ class Reader:
         and `new_tokens` decoded greedily. Prompts that share a long prefix should be adjacent."""
         asked = zip(prompts, answers, strict=True)
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
-        check_length(self.model, max(lengths))
+        require_positions(self.model, max(lengths), "give shorter texts or answers")
         # A batch has prompts of one length; a context that several have is a batch's only one.
         contexts = Counter(prompt.context for prompt in prompts)
         groups = defaultdict(list)
@@ -94,11 +89,6 @@ class Reader:
                 for index, tokens, scores in zip(part, written, forced, strict=True):
                     answered[index] = Answer(tokens, *scores)
         return [answered[index] for index in range(len(prompts))]
-
-    def weigh(self, prompt: Prompt, answers: Sequence[Ids]) -> list[float]:
-        """log p of each answer after one prompt, summed over its tokens, in nats."""
-        replies = self.ask([prompt] * len(answers), answers)
-        return [-math.fsum(answer.loss) for answer in replies]
 
     def read(self, prompts: Sequence[Prompt]) -> Batch:
         """Read the start that prompts of one length share, all but the last token at most."""
@@ -153,11 +143,7 @@ class Reader:
     def _stepped(self, ids_BS: Tensor, target_BT: Tensor) -> Tensor:
         """Logits before each target, read one by one: each at the length that the text then has."""
         reset_dynamic_rope(self.model)
-        alike = bool((ids_BS == ids_BS[0]).all())  # one prompt: read once for all its answers
-        logits_B1V, cache = self.forward(ids_BS[:1] if alike else ids_BS, None)
-        if alike:
-            cache.reorder_cache(torch.zeros(len(ids_BS), dtype=torch.int64))
-            logits_B1V = logits_B1V.expand(len(ids_BS), -1, -1)
+        logits_B1V, cache = self.forward(ids_BS, None)
         steps = [logits_B1V]
         for token_B in target_BT[:, :-1].unbind(1):
             logits_B1V, cache = self.forward(token_B[:, None], cache)
@@ -199,10 +185,7 @@ def _keeps_all(model: Any) -> bool:
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     cache = cache_of(model(input_ids=token, use_cache=True))
     if cache is None:
-        raise ClearheadError(
-            f"{type(model).__name__} has no key-value cache, needed to read answers: ask for "
-            "perplexity or hits"
-        )
+        raise ClearheadError(f"{type(model).__name__} has no key-value cache to read answers with")
     layers = getattr(cache, "layers", [])
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
@@ -219,16 +202,3 @@ def reset_dynamic_rope(model: Any) -> None:
     """Make transformers drop the frequencies of the longest text so far, by reading a short one."""
     if follow_length(model) and not isinstance(model.config, ClearheadConfig):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
-
-
-def check_length(model: Any, length: int) -> None:
-    """Refuse texts of `length` tokens, answer included, where there is no such position."""
-    limit, kind = longest_text(model), "learned positions of this model"
-    if limit is None and isinstance(model.config, ClearheadConfig):
-        limit = model.base_model.position.longest()
-        kind = f"positions that {model.config.position} can tell apart"
-    if limit is not None and length > limit:
-        raise ClearheadError(
-            f"{length:,} tokens, those to be written included, are more than the {limit:,} {kind}: "
-            f"ask for at most {limit:,}, or evaluate a model with rope"
-        )

@@ -4,13 +4,10 @@ Cells of the same weights, text, options and seed that are in the records are no
 """
 
 import hashlib
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -19,13 +16,12 @@ import torch
 from clearhead.data import Corpus
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import NotFinite
-from clearhead.measure.answers import Reader, check_length
-from clearhead.models.inspection import dtype_name, within_memory
+from clearhead.measure.answers import Reader
+from clearhead.models.inspection import dtype_name, require_positions, within_memory
 from clearhead.progress import Work
 from clearhead.records.cells import unmeasured
 from clearhead.records.identity import canonical, digest_of
 from clearhead.records.loading import Store
-from clearhead.records.lock import hold_file
 from clearhead.records.provenance import provenance
 from clearhead.records.runs import COMPARISON, DRAW, Line
 from clearhead.train.memory import PeakMemory
@@ -116,8 +112,7 @@ class Subject:
         return () if self.encoder.begin is None else (self.encoder.begin,)
 
     def ids(self, *pieces: str) -> list[tuple[int, ...]]:
-        """The tokens of one text by its pieces, the begin token first. A piece is never encoded by
-        itself: many tokenizers put a space before a text."""
+        """The tokens of one text by its pieces, encoded together, the begin token first."""
         first, *others = self.encoder.pieces(*pieces)
         return [(*self.begin, *first), *others]
 
@@ -125,19 +120,15 @@ class Subject:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def check_length(self, length: int) -> None:
-        """Refuse texts of `length` tokens, answer included, if the model has fewer positions."""
-        check_length(self.model, length)
+        require_positions(self.model, length, "give shorter lengths or answers")
 
 
 class Task(Protocol):
-    """A measurement: a frozen dataclass of its options, which records keep.
-
-    `cells` lists its cells (one measurement each) as dimensions of records, so that neighbours
-    share most work, and refuses impossible ones at once. A cell's "digest" is of the files that it
-    reads. `measure` returns one cell's lines: measures {"metric", "value", …} and other payloads of
-    records, with a "kind". If the text is `drawn` by a seed, several seeds are measured. Optional
-    `headlines`: metrics shown in tables; a cell with non-finite logits has each without a value.
-    """
+    """A measurement: a frozen dataclass of its options, which records keep. `cells` lists its cells
+    as dimensions of records, so that neighbours share most work, and refuses impossible ones at
+    once; a "digest" is of the files read. `measure` returns one cell's lines. If the text is
+    `drawn` by a seed, several seeds are measured. A cell with non-finite logits has no value of its
+    optional `headlines`, the metrics shown in tables."""
 
     drawn: ClassVar[bool]
 
@@ -162,44 +153,19 @@ with their dimensions; the tasks by name; and advice for when memory runs out.""
 
 
 def sweep(
-    portions: Sequence[Callable[[], Portion]],
-    *,
-    seeds: Sequence[int],
-    records: Path | None,
-    study: str = COMPARISON,
-    work: Work | None = None,
-    told: Callable[[list[Line]], object] | None = None,
-) -> list[Line]:
-    """Measure every cell; return each run's line and those of its cells, in order.
-
-    Models are loaded one after the other, and all of a model's cells are checked before any is
-    measured. `records`, if given, is a file to append to, and `told` is called with a run's line
-    and with those of each cell once it is done. `work` takes all models to have as many cells.
-    """
-    lines: list[Line] = []
-    work = Work() if work is None else work
-    with nullcontext() if records is None else hold_file(records):
-        store = Store(records, study)
-        for load in portions:
-            for done in _swept(load(), seeds, store, study, len(portions), work):
-                lines += done
-                if told is not None:
-                    told(done)
-    return lines
-
-
-def _swept(
-    portion: Portion, seeds: Sequence[int], store: Store, study: str, portions: int, work: Work
+    portion: Portion, seeds: Sequence[int], store: Store, models: int, work: Work
 ) -> Iterator[list[Line]]:
+    """Measure every cell of a model that is not in the store; yield the run's line, then those of
+    each cell once it is done. `work` takes all `models` to have as many cells."""
     named, subjects, tasks, less = portion
     cells = _planned(subjects, tasks, seeds)
     at_hand = subjects[0][1]
     origin, read = provenance(at_hand.model.device), at_hand.texts.read
     text = {"weights": at_hand.weights, "data": read and read.describe()}
-    header = {"kind": "run", **text, **named, "study": study, **origin}
+    header = {"kind": "run", **text, **named, "study": store.study, **origin}
     if store.path is not None:
         less += f"; what is done is in {store.path}, and the same command goes on"
-    work.start(portions * len(cells))
+    work.start(models * len(cells))
     yield [canonical(header)]
     for subject, cell, key, facts in cells:
         if subject is not at_hand:
@@ -210,14 +176,19 @@ def _swept(
             yield store.rows(key, header)
             continue
         task, draw = facts["task"], {DRAW: facts[DRAW]} if DRAW in facts else {}
-        common = {**({"task": task} if study == COMPARISON else {}), **facts["at"], **draw}
+        common = {**({"task": task} if store.study == COMPARISON else {}), **facts["at"], **draw}
         work.begin(f"{named['run']}, {name_of(facts)}")
         peak, started = PeakMemory(subject.model.device), time.perf_counter()
-        with within_memory(less):
-            rows = [{**common, **line} for line in _lines(tasks[task], subject, cell, work)]
+        try:
+            with within_memory(less):
+                lines = list(tasks[task].measure(subject, cell))
+        except NotFinite as error:
+            if not (headlines := getattr(tasks[task], "headlines", ())):
+                raise
+            lines = unmeasured(headlines, error)
         spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
         made = {**facts["made"], "seed": subject.seed, **origin, **spent}
-        yield store.add(key, header, rows, **{**facts, "made": made})
+        yield store.add(key, header, [common | line for line in lines], **{**facts, "made": made})
         work.end()
 
 
@@ -254,22 +225,6 @@ def _planned(
         facts = {"task": name, "at": at, **draw, "options": options, "made": made}
         planned.append((subject, cell, key, facts))
     return planned
-
-
-def _lines(task: Task, subject: Subject, cell: Cell, work: Work) -> list[Line]:
-    """The lines of a cell, while forward passes are shown; of lost numbers, why there are none."""
-    passes = itertools.count(1)
-
-    def count(*_: Any) -> None:
-        work.update(0.0, f"{next(passes):,} forward passes")
-
-    try:
-        with subject.model.base_model.register_forward_hook(count):
-            return list(task.measure(subject, cell))
-    except NotFinite as error:
-        if not (headlines := getattr(task, "headlines", ())):
-            raise
-        return unmeasured(headlines, error)
 
 
 def name_of(facts: Line) -> str:

@@ -63,11 +63,19 @@ def longest_text(model: Any) -> int | None:
 
 
 def lack_of_positions(model: Any, length: int, name: str = "the model") -> str:
-    """The reason why the model cannot read a text of `length` tokens; "" if it can."""
-    limit = longest_text(model)
+    """The reason why the model cannot tell the positions of `length` tokens apart; "" if it can."""
+    limit, kind, body = longest_text(model), "learned positions", model.base_model
+    if limit is None and isinstance(body, ClearheadModel) and body.longest is not None:
+        limit, kind = body.longest - body.prefix_length, f"positions of {model.config.position!r}"
     if limit is None or length <= limit:
         return ""
-    return f"{name} has {limit:,} learned positions, too few for {length:,} tokens"
+    return f"{name} has {limit:,} {kind}, too few for {length:,} tokens"
+
+
+def require_positions(model: Any, length: int, advice: str, name: str = "the model") -> None:
+    """Raise a ClearheadError with `advice` where `lack_of_positions` has a reason."""
+    if reason := lack_of_positions(model, length, name):
+        raise ClearheadError(f"{reason}: {advice}")
 
 
 def run_backbone(model: Any, ids_BT: Tensor) -> Any:
@@ -119,8 +127,7 @@ def batches(model: Any, windows: Iterable[Tensor], batch_size: int) -> Iterator[
         shape = shape or batch[0].shape
         if len(shape) != 1 or any(window.shape != shape for window in batch):
             raise ClearheadError("windows must be one-dimensional and of one length")
-        if reason := lack_of_positions(model, len(batch[0])):
-            raise ClearheadError(reason)
+        require_positions(model, len(batch[0]), "give shorter texts")
         ids_BT = opened(model, torch.stack(batch))
         check_tokens(model, ids_BT)
         yield ids_BT.to(model.device)

@@ -1,6 +1,6 @@
 """Selection of experiments and arms by name, changes of arms by options, and costs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -70,6 +70,20 @@ def chosen(
         for study, some in wanted.items()
         if some
     }
+
+
+def listed(scale: str) -> Iterator[str]:
+    """A line for each claim and each experiment, with its cost at the scale."""
+
+    def bill(arms: Sequence[Study]) -> str:
+        return f"at {scale} {cost(arms, scale)}" if arms else f"not at {scale}"
+
+    for one in CLAIMS:
+        costs = bill(arms_for(one, scale))
+        yield f"{', '.join((one.name, *one.also))}: {one.says} [{one.study}, {costs}]"
+    for each in EXPERIMENTS.values():
+        where = f"{each.paper}; {', '.join(each.scales)}; {bill(arms_of(each.name, scale))}"
+        yield f"{each.name}: {each.about} {where}"
 
 
 def arms_for(claim: Claim, scale: str) -> list[Study]:

@@ -12,8 +12,7 @@ from clearhead.lab.sweep_configs import DiagnoseConfig, SweepConfig
 from clearhead.papers.study import BEYOND, Study, best, beyond, loss, written
 from clearhead.progress import Work
 from clearhead.records import jsonl
-from clearhead.records.files import write_text
-from clearhead.records.lock import hold_folder
+from clearhead.records.files import hold_folder, write_text
 from clearhead.records.runs import COMPARISON, DIAGNOSIS
 from clearhead.terminal import say
 

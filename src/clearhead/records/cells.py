@@ -13,10 +13,9 @@ _BY_ITEM, _STDERR = "_by_item", "_stderr"
 
 
 def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
-    """The numbers of one cell as payloads of records: the `headlines`, which tables show, then all
-    others, marked as "aside", and perplexities of `documents`. What is no number becomes a detail
-    of the first. `low` and `high` are accuracy's "interval", NAME_stderr the "stderr" of NAME and
-    NAME_by_item its "items", which may give an interval."""
+    """The numbers of one cell as payloads: the `headlines`, which tables show, then others, marked
+    "aside", and perplexities of `documents`. What is no number becomes a detail of the first. `low`
+    and `high` are accuracy's "interval", NAME_stderr is a "stderr", NAME_by_item its "items"."""
     numbers: Line = {name: result[name] for name in headlines if name in result}
     rest: Line = {}
     for name, value in result.items():

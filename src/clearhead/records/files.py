@@ -1,18 +1,25 @@
-"""Atomic files and folders: complete or absent, whenever the process or machine dies."""
+"""Atomic files and folders, complete or absent whenever the process or machine dies; and locks by a
+file that names its owner, released by the kernel when the owner dies (flock)."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from clearhead.errors import ClearheadError
 
 _PREFIX = ".writing-"
+_PATIENCE = 0.2  # seconds, within which another process may be removing its lock
 SAVE = "save what it gives, and name that"  # of a pipe that would be read
 
 
@@ -94,9 +101,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
     except OSError as error:
         raise ClearheadError(f"cannot read {path} ({error.strerror}): {advice}") from error
     except (ValueError, RecursionError) as error:
-        raise ClearheadError(
-            f"{path} is damaged, for it is not JSON ({error}): {advice}"
-        ) from error
+        raise ClearheadError(f"{path} is damaged ({error}): {advice}") from error
     return value
 
 
@@ -125,3 +130,51 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder, made if missing, and removed at the end if still empty, with temporary files
+    of a killed owner. A ClearheadError names the owner of a lock."""
+    with _hold(folder, folder / ".lock"):
+        remove_leftovers(folder)
+        yield
+
+
+@contextmanager
+def hold_file(path: Path) -> Iterator[None]:
+    """Hold a file that is appended to and make its folder, as `hold_folder`."""
+    require_regular(path)
+    with _hold(path, path.with_name(f".{path.name}.lock")):
+        yield
+
+
+@contextmanager
+def _hold(held: Path, place: Path) -> Iterator[None]:
+    # Absolute: a change of the working directory must not leave the lock behind.
+    place, owner = place.absolute(), os.getpid()
+    missing = [folder for folder in (place.parent, *place.parent.parents) if not folder.exists()]
+    lock = FileLock(place, fallback_to_soft=False)
+    try:
+        with writing(held, "choose another place"):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=_PATIENCE)
+            except Timeout:
+                named = "another process"
+                with contextlib.suppress(OSError):
+                    named = place.read_text(errors="replace")[:200] or named
+                advice = "wait for it or stop it, or choose another place"
+                raise ClearheadError(f"{held} is in use by {named}: {advice}") from None
+        try:
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            place.write_text(f"process {owner} on {socket.gethostname()} since {since}")
+            yield
+        finally:
+            if os.getpid() == owner:  # a forked child leaves it to its parent
+                place.unlink(missing_ok=True)
+                lock.release()
+    finally:
+        with contextlib.suppress(OSError):  # folders that were written into stay
+            for folder in missing:
+                folder.rmdir()

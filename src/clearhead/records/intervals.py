@@ -50,9 +50,8 @@ def component(values: Sequence[float]) -> Component:
 
 
 def of_metric(metric: str, items: Sequence[float], centre: float) -> Interval | None:
-    """The interval of a metric by its items: of trials (all 0 or 1, of no difference) Wilson's, of
-    others Student's; of a perplexity on the scale of the loss, from at least `FEWEST` items; of a
-    share within 0 and 1."""
+    """The interval of a metric by its items: of trials Wilson's, of others Student's; of a
+    perplexity on the scale of the loss, from `FEWEST` items on; of a share within 0 and 1."""
     trials = items and all(one in (0, 1) for one in items) and not metric.startswith("added")
     interval = wilson(sum(items), len(items)) if trials else of_numbers(items, centre)
     if interval is None or metric.startswith("added"):

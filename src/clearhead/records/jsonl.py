@@ -51,21 +51,13 @@ def read(path: Path) -> list[Record]:
 
 def steps(path: Path, until: int | None = None) -> list[Record]:
     """The records of a file of steps, up to step `until`; none where there is no file."""
-    records: list[Record] = []
-
-    def add(line: Record) -> None:
-        step = int(line["step"])
-        if until is None or step <= until:
-            records.append(line)
-
-    if path.exists():
-        each(path, add, what="step")
-    return records
+    records = read(path) if path.exists() else []
+    return [one for one in records if until is None or one["step"] <= until]
 
 
-def each(path: Path, add: Callable[[Record], None], *, what: str = "record") -> None:
-    """Call `add` with every record of a file; a ClearheadError names file, line and `what` was
-    expected, for a line that is not a record, or that `add` cannot take."""
+def each(path: Path, add: Callable[[Record], None]) -> None:
+    """Call `add` with every record of a file; a ClearheadError names file and line of what is no
+    record, or none that `add` can take."""
     require_regular(path, SAVE)
     try:
         content = path.read_bytes()
@@ -83,16 +75,9 @@ def each(path: Path, add: Callable[[Record], None], *, what: str = "record") -> 
             if not isinstance(record, dict):
                 raise ValueError(f"expected an object, found {type(record).__name__}")
             add(record)
-        except (
-            ClearheadError,
-            KeyError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as e:
-            reason = f"lacks {e}" if isinstance(e, KeyError) else e
-            raise ClearheadError(f"{path}, line {number}: not a {what}: {reason}") from e
+        except (ClearheadError, KeyError, ValueError, TypeError, RecursionError) as error:
+            reason = f"lacks {error}" if isinstance(error, KeyError) else error
+            raise ClearheadError(f"{path}, line {number}: not a record: {reason}") from error
 
 
 def _is_torn(end: bytes) -> bool:

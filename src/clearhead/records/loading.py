@@ -1,17 +1,13 @@
-"""Records in files, to which lines are only appended, so that a stopped measurement resumes.
-
-A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides
-`step` (the training curve), `attention` (one map), `curve` (x and y), `channel` (an outlier),
-`note` (a part that could not be measured) and `advice`. Lines of a sweep name their "cell", and
-count once the line of kind `cell` that closes it is there: the latest of a place and draw.
+"""Records in files, to which lines are only appended, so that a stopped measurement resumes: `run`
+headers, and under each name lines of other `KINDS`. Lines of a sweep name their "cell", and count
+once the line of kind `cell` that closes it is there: the latest of a place and draw.
 """
 
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,25 +54,8 @@ def load(paths: Path | Iterable[Path]) -> Records:
     for path in [paths] if isinstance(paths, Path) else paths:
         lines = Lines()
         jsonl.each(path, lines.read)
-        with trusted(path):
-            files[path] = lines.runs()
-    with trusted(*files):
-        return _joined(_told_apart(files))
-
-
-@contextmanager
-def trusted(*paths: Path) -> Iterator[None]:
-    """Turn errors of the body that wrongly typed values in these files cause into one line; without
-    files nothing is caught."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if not paths:  # what was just measured
-            raise
-        raise ClearheadError(
-            f"{', '.join(map(str, paths))}: a value has another type than its key asks for "
-            f"({type(error).__name__}: {error}): restore the file if it was changed"
-        ) from error
+        files[path] = lines.runs()
+    return _joined(_told_apart(files))
 
 
 def parse(lines: Iterable[Line]) -> Records:
@@ -119,10 +98,8 @@ def _joined(loaded: list[Run]) -> Records:
             raise ClearheadError(f"a second diagnosis named {run.id!r}: give each its own name")
         if known and _is_evaluated(run):
             if run.header.get("train") != known.header.get("train"):
-                raise ClearheadError(
-                    f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label "
-                    "but different settings: report these files apart"
-                )
+                both = f"{run.id} (evaluated) and {known.id} (trained) have one arm, seed and label"
+                raise ClearheadError(f"{both} but different settings: report these files apart")
             payloads = dict(known.payloads)
             for kind, lines in run.payloads.items():
                 payloads[kind] = [*payloads.get(kind, ()), *lines]
@@ -132,10 +109,8 @@ def _joined(loaded: list[Run]) -> Records:
         size = str(run.header.get("size", ""))
         first = sizes.setdefault((run.study, run.label, run.arm), size)
         if first != size:
-            raise ClearheadError(
-                f"{run.arm} is recorded at sizes {first!r} and {size!r} under one label "
-                f"({run.label!r}): give the sizes labels of their own"
-            )
+            both = f"{run.arm} is recorded at sizes {first!r} and {size!r} under one label"
+            raise ClearheadError(f"{both} ({run.label!r}): give the sizes labels of their own")
     return Records(runs=tuple(runs.values()))
 
 
@@ -144,7 +119,7 @@ def _is_evaluated(run: Run) -> bool:
 
 
 class Lines:
-    """Lines of one file to runs; `headers` has the latest line of each run, by its name."""
+    """Lines of one file to runs; `headers` has the latest of each run, by its name."""
 
     def __init__(self) -> None:
         self.headers: dict[str, Line] = {}
@@ -258,23 +233,19 @@ def _number(value: object) -> float | None:
 
 
 class Store(Lines):
-    """Records of one study in a file, to which each result is appended in one write.
-
-    A result is the rows of one cell of a run and the line of kind "cell" that closes them, without
-    which they do not count. Without a path results stay in memory.
-    """
+    """Records of one study in a file, or in memory, to which each result is appended in one write:
+    the rows of one cell of a run and the line of kind "cell" without which they do not count."""
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
         super().__init__()
-        self.path = path
+        self.path, self.study = path, study
         self._begun = set[str]()
         if path is not None and path.exists():
             jsonl.each(path, self.read)
             others = {_run(name, line).study for name, line in self.headers.items()} - {study}
             if others:
-                raise ClearheadError(
-                    f"{path} holds records of another study ({others.pop()}): name another"
-                )
+                study = f"another study ({others.pop()})"
+                raise ClearheadError(f"{path} holds records of {study}: name another")
 
     def has(self, cell: str, header: Line) -> bool:
         """True if the result of a cell is there, and counts beside others of the run's `header`."""
@@ -288,8 +259,7 @@ class Store(Lines):
         return [line for line, _ in entries]
 
     def add(self, cell: str, header: Line, rows: Iterable[Line], **closing: object) -> list[Line]:
-        """Append a result, named `cell` within the run of `header`; return its `rows` with the
-        closing line, which has `closing` facts: "task", "at" and how the result was made."""
+        """Append a result; return its `rows` with the closing line, which has `closing` facts."""
         run = header["run"]
         name = {"run": run, "cell": cell}
         lines = [{"kind": "measure", **line, **name} for line in rows]

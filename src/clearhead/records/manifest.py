@@ -43,9 +43,8 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
                 raise ClearheadError(f"{folder / file} {changed}: {advice}")
     for file in _files(folder):
         if file not in hashes and file != name:
-            raise ClearheadError(
-                f"{folder / file} was not there when the folder was written: {advice}"
-            )
+            late = "was not there when the folder was written"
+            raise ClearheadError(f"{folder / file} {late}: {advice}")
     return record
 
 

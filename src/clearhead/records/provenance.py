@@ -39,8 +39,7 @@ def provenance(device: "torch.device") -> dict[str, Any]:
 
 @cache
 def source() -> dict[str, Any]:
-    """The exact source of clearhead that runs: {"commit", "dirty"} in a git checkout, "dirty" where
-    files of the package differ from the commit; nothing of an installed wheel."""
+    """In a git checkout the "commit", and "dirty" where files of the package differ from it."""
     # The package may lie, ignored, in another project's checkout: only tracked files count.
     if _git("ls-files", "--error-unmatch", "versions.py") is None:
         return {}

@@ -35,14 +35,9 @@ LOST = ("non_finite_tokens", "non_finite_rows")  # counts of what a diagnosis le
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One number with its dimensions.
-
-    Attributes:
-        value: None where it could not be measured, for the `reason`.
-        details: "reason", "interval" (low, high), "stderr", "items" (the parts of the mean),
-            "family" and "bits" of a scheme, "aside" of a number that tables leave out.
-        draws: the measures of which it is the mean, by the seed of what was drawn.
-    """
+    """One number with its dimensions; `details` are the "reason" for no value, the "interval",
+    "stderr", "items" (the parts of the mean), "family" and "bits" of a scheme, and "aside" where
+    tables leave it out; `draws` are the measures of which it is the mean, by seed."""
 
     metric: str
     value: float | None
@@ -140,13 +135,8 @@ def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One model: its header and everything recorded under its name.
-
-    Attributes:
-        arm: the displayed name of what is compared: a preset with its changes, or a model.
-        study: `COMPARISON` (evaluations included), `DIAGNOSIS` or `QUANTIZATION`.
-        payloads: other lines, by kind: attention, curve, channel, note, advice, cell.
-    """
+    """One model: its header and everything recorded under its name; `arm` is the displayed name of
+    what is compared, `payloads` are the other lines, by kind."""
 
     id: str
     arm: str
@@ -216,8 +206,7 @@ class Run:
 
     @property
     def at_edge(self) -> bool:
-        """True if its learning rate does not lie between two that were tried for it: a better one
-        may lie beyond."""
+        """True if its learning rate does not lie between two that were tried for it."""
         swept, rate = self.header.get("swept") or (), self.train.get("learning_rate")
         return bool(swept) and rate is not None and not min(swept) < rate < max(swept)
 
@@ -260,8 +249,7 @@ class Records:
         return Records(runs=tuple(run for run in self.runs if run.label == label))
 
     def on_one_device(self) -> "Records":
-        """Without the runs that were trained on another device (kind and number of threads), or in
-        another precision, than most: times and memory do not compare between them."""
+        """The runs trained on the device and in the precision of most: others' times differ."""
 
         def place(run: Run) -> tuple[str, str | None] | None:
             device = run.header.get("device") if run.steps else None

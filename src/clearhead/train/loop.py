@@ -18,8 +18,7 @@ from clearhead.models.loading import pretrained
 from clearhead.nn.annealing import advance
 from clearhead.optim import build_optimizer, learning_rate
 from clearhead.optim.orthoadam import local
-from clearhead.records.files import write_json
-from clearhead.records.lock import hold_folder
+from clearhead.records.files import hold_folder, write_json
 from clearhead.records.manifest import verify_model
 from clearhead.train import checkpoint, precision, run_dir
 from clearhead.train.callbacks import (
