@@ -11,7 +11,6 @@ from transformers import T5Config, T5ForConditionalGeneration
 from clearhead import ClearheadError
 from clearhead.diagnose import diagnose
 from clearhead.diagnose.diagnosis import advise, gain_ratios
-from clearhead.lab.measuring import require_maps
 from clearhead.models.inspection import longest_text, within_memory
 
 from .kinds import ENCODERS, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
@@ -74,13 +73,10 @@ def test_the_batch_size_changes_nothing(name):
             assert one["value"] == pytest.approx(other["value"], rel=1e-3, abs=1e-6), one
 
 
-def test_diffllama_is_refused_until_it_is_converted(tmp_path):
+def test_diffllama_is_refused_until_it_is_converted():
     model = make("DiffLlama")
     with pytest.raises(ClearheadError, match="`clearhead convert` makes of it"):
         diagnose(model, _windows(), batch_size=3)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ClearheadError, match="`clearhead convert` makes of it"):
-        require_maps(str(tmp_path), False)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import importlib
 import logging
 import os
+import signal
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 from clearhead import extensions, terminal
@@ -45,6 +47,9 @@ for _chatty in ("torchao", "torch.utils._pytree"):
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb; exits with 0, or with 2 and one line for a request that cannot be met."""
     words = sys.argv[1:] if arguments is None else arguments
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         terminal.open_streams()
         code = _run(words)
@@ -66,6 +71,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = _fail(f"a text or a file name is not UTF-8 ({error}): give another")
     except KeyboardInterrupt:
         code = _fail("interrupted", code=130)
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     raise SystemExit(code or 0)
 
 
@@ -86,12 +94,31 @@ def _run(words: list[str]) -> Any:
     keep_freed_memory()
     try:
         module = importlib.import_module(f"clearhead.cli.{verb}")
-        from clearhead.cli.options import parse
-
-        default = module.default(words[1:]) if hasattr(module, "default") else None
-        return module.run(parse(module, words[1:], default=default))
+        return module.run(_command(module, words[1:]))
     except SystemExit as stop:  # of help
         return stop.code
+
+
+def _command(verb: Any, words: list[str]) -> Any:
+    from clearhead.cli.options import parse
+
+    try:
+        default = verb.default(words) if hasattr(verb, "default") else None
+        return parse(verb, words, default=default)
+    except ClearheadError as error:  # of every process of torchrun: a machine's first prints it
+        error.printed_elsewhere = os.environ.get("LOCAL_RANK", "0") != "0"
+        raise
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Answer Ctrl-C. Within an import the process ends: libraries that import others in a `try`
+    take a KeyboardInterrupt for a missing module, or swallow it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"clearhead: interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _fail(message: str, *, code: int = 2) -> int:
