@@ -46,7 +46,7 @@ from clearhead.optim import learning_rate
 from clearhead.optim.build import matched
 from clearhead.progress import Work
 from clearhead.records.identity import canonical, differences, restored
-from clearhead.records.loading import Store
+from clearhead.records.loading import Store, trusted
 from clearhead.records.lock import hold_folder
 from clearhead.records.runs import Records
 from clearhead.terminal import say
@@ -369,8 +369,9 @@ def run_missing(trials: Sequence[Any], output: Path, task: str, work: Work) -> R
     known runs; `rows(work)` trains, or goes on where it stopped, and measures.
     """
     store = Store(output / RECORDS)
-    for one in trials:  # all before the first is trained, which may take hours
-        one.check(store.headers)
+    with trusted(output / RECORDS):
+        for one in trials:  # all before the first is trained, which may take hours
+            one.check(store.headers)
     work.start(len(trials))
     for one in trials:
         diverged = store.headers.get(one.header["run"], {}).get("diverged")
