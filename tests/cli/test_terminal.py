@@ -148,3 +148,13 @@ def test_a_closed_terminal_stops_the_run_as_a_signal_does(settings, tmp_path, ca
     step = json.loads(metrics.read_text("utf-8").splitlines()[-1])["step"]
     assert checkpoint.name.endswith(f"{step}")
     assert f"go on with it by --resume {run}" in refusal(capsys, *words, "--output", run)
+
+
+def test_a_fault_is_one_line_and_its_traceback_is_at_hand(capsys, monkeypatch):
+    monkeypatch.setattr("clearhead.cli.plan.run", lambda command: 1 / 0)
+    assert call("plan") == 2
+    line = "clearhead: ZeroDivisionError: division by zero: a fault, which CLEARHEAD_TRACEBACK=1"
+    assert capsys.readouterr().err == f"{line} shows in full\n"
+    monkeypatch.setenv("CLEARHEAD_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        call("plan")

@@ -71,6 +71,11 @@ def main(arguments: list[str] | None = None) -> None:
         code = _fail(f"a text or a file name is not UTF-8 ({error}): give another")
     except KeyboardInterrupt:
         code = _fail("interrupted", code=130)
+    except Exception as error:  # a fault of clearhead, or of a library with this input
+        if os.environ.get("CLEARHEAD_TRACEBACK"):
+            raise
+        fault = f"{type(error).__name__}: {error}"
+        code = _fail(f"{fault}: a fault, which CLEARHEAD_TRACEBACK=1 shows in full")
     finally:
         if usual:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -164,7 +164,7 @@ def _files(spec: str) -> tuple[Path, ...]:
                 files += _walk(folder, _is_python)
         return files
     if spec.startswith(synthetic.PREFIX):
-        next(synthetic.texts(spec))  # refuses numbers that no document can meet
+        next(synthetic.texts(spec), None)  # refuses numbers that no document can meet
         return ()
     if spec.startswith(HUB):
         return ()

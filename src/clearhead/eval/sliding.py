@@ -42,6 +42,8 @@ class Scored(NamedTuple):
 def windows_of(tokens: int, length: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, first) of each window of a document of `tokens` tokens: tokens from `first` on
     are predicted."""
+    if length < 2:
+        raise ClearheadError(f"length is {length}: predicting a token takes at least 2")
     if not 1 <= stride <= length:
         raise ClearheadError(f"stride is {stride}: give 1 to the window's length, {length}")
     for start in range(0, max(tokens - length, 0) + stride, stride):

@@ -308,7 +308,7 @@ def recorded(output: Path) -> TrainJob:
         names = {one.name for one in fields(TrainJob)}
         settings = {key: x for key, x in record["description"]["job"].items() if key in names}
         return replace(restored(TrainJob, settings | {"train": record["config"]}), output=output)
-    except (KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         own = f"give its own command again, {str(record.get('command'))!r}"
         raise ClearheadError(f"{output} is not of this version's clearhead train: {own}") from None
 
