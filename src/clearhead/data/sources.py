@@ -49,8 +49,8 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """One source of text: its files in order, none for synthetic texts and data sets of the hub,
-    which have a `revision`, and its weight if it has one."""
+    """One source of text: its files in order, and its weight if it has one. Synthetic texts and
+    data sets of the hub have no files; the latter have a `revision`."""
 
     spec: str
     weight: float | None
@@ -111,8 +111,8 @@ def parse(word: str) -> tuple[str, float | None]:
 
 
 def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, ...]:
-    """The sources of a config; one without a weight among weighted ones takes what these leave of
-    1. The hub is asked for the revisions of its data sets."""
+    """The sources of a config. One without a weight beside weighted ones gets the rest, up to 1.
+    Revisions of data sets are queried from the hub."""
     parsed = [parse(word) for word in config.data]
     weights = [weight for _, weight in parsed if weight is not None]
     rest = 1 - sum(weights) if weights else None
@@ -278,7 +278,7 @@ def sample(scans: Sequence[SourceScan], cutoff: int) -> Iterator[str]:
 def remembered(
     path: Path | None, files: Sequence[Path], key: Any, compute: Callable[[], Any]
 ) -> tuple[Any, bool]:
-    """The JSON value that `compute` returns, and True if it was reused from `path`: while `key`
+    """The JSON value that `compute` returns, and True if `path` had it: it is reused while `key`
     (JSON) and every file's size, times and inode are unchanged. Nothing is stored if a file is
     missing, or so new that it may change unnoticed, or the folder cannot be written."""
     try:

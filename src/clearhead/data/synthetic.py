@@ -96,7 +96,7 @@ VALUES = _words(
     "oil paper park path pen people picture plant queen rain ring river road rock room rope rose "
     "salt school sea seat seed shell ship shoe shop silver sister snow song south"
 )
-VOCABULARY = (*KEYS, *VALUES)  # of backcopy, as many as it takes
+VOCABULARY = (*KEYS, *VALUES)  # backcopy uses the first ones
 _WHO = _words("man woman boy girl farmer sailor teacher doctor soldier king baker painter")
 _WHAT = _words("old young quiet happy tired careful proud gentle poor clever tall kind")
 _DID = _words("carried found lost sold wanted painted kept dropped hid bought saw took")

@@ -160,8 +160,8 @@ def masked_loss(
     model: Any, corpus: Corpus, *, length: int, tokens: int, documents_apart: bool = False
 ) -> list[dict[str, Any]]:
     """Payloads of "measure" records, "masked loss" (nats a hidden token) and "masked accuracy", on
-    windows of `length` of at most so many validation tokens, hidden at the same places for every
-    model; the value None with a "reason" where the model or the text is too short.
+    windows of `length` from at most `tokens` validation tokens, hidden at the same places for every
+    model; the value is None with a "reason" where the model or the text is too short.
 
     `corpus` has a mask token (`clearhead.data.with_mask_token`); with `documents_apart` windows are
     read as in training with document masks.

@@ -68,7 +68,7 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
         made, lines = ways.get(config.purpose or "", conversion.converted)(model), []
         with in_float32(model), in_float32(made):
             relative = conversion.logit_difference(model, made)
-        # Their float32 weights have been compared: what is left is what rounding does.
+        # Their float32 weights have been compared: only rounding is left.
         same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
         about = {**same, "relative": relative}
     kinds = {"from": type(model).__name__, "to": type(made).__name__}
@@ -76,7 +76,7 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
     _write(config.output, made, tokenizer, record)
     before, after = dtype_name(model), dtype_name(made)
     outcome = "with equal logits"
-    if about.get("prefix"):  # checked, before any rounding
+    if about.get("prefix"):  # compared before any rounding
         outcome = f"the same function after the prefix {about['prefix']['text']!r}"
     elif not about["same_in_float32"]:
         outcome = "another function, for clearhead train --from to go on with"
@@ -122,7 +122,7 @@ def to_other_mechanisms(
         start = started(turned, changes)
         if prefix is not None:
             prefixes.fill(start.model, turned, torch.tensor([prefix.ids]))
-            turned = first  # the rotated one would be another model's memory
+            turned = first  # the rotated copy takes a second model's memory
         if config.equalise:
             start = start._replace(model=with_equal_logits(start.model, equalised(start.model)))
         made = start.model
@@ -138,7 +138,7 @@ def to_other_mechanisms(
         with within_memory(f"give a smaller --length than {length}"):
             if prefix is not None:
                 apart = prefixes.difference_after(made, first, prefix.ids)
-                if not apart <= TOLERANCE:  # nor where it is no number
+                if not apart <= TOLERANCE:  # NaN included
                     raise ClearheadError(
                         f"with the prefix logits differ by {apart:.2g} of their size: convert --to "
                         "a mechanism of another function first, then the result with --prefix"

@@ -3,7 +3,7 @@
 A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides
 `step` (the training curve), `attention` (one map), `curve` (x and y), `channel` (an outlier),
 `note` (a part that could not be measured) and `advice`. Lines of a sweep name their "cell", and
-count once the line of kind `cell` that closes it is there: the latest of a place and draw.
+count once its closing line, of kind `cell`, is there; a later cell replaces an equal one.
 """
 
 import json
