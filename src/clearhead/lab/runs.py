@@ -13,8 +13,15 @@ from typing import Any
 
 import torch
 
-from clearhead.data import Batches, Corpus, DataConfig, prepare
-from clearhead.data.batches import MaskedBatches, Masking, with_mask_token
+from clearhead.data import (
+    Batches,
+    Corpus,
+    DataConfig,
+    MaskedBatches,
+    Masking,
+    prepare,
+    with_mask_token,
+)
 from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
