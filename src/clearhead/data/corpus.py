@@ -317,8 +317,8 @@ def _pieces(scans: list[SourceScan], cutoff: int, say: Progress) -> Iterator[_Pi
                 tenths = 10 * done // size
                 say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
         if digest.hexdigest() != known.digest:
-            for kept in (one.kept for one in scans if one.kept is not None):
-                kept.unlink(missing_ok=True)
+            for cache_file in (one.cache_file for one in scans if one.cache_file is not None):
+                cache_file.unlink(missing_ok=True)
             raise ClearheadError(f"data {known.source.spec!r} changed while it was read; run again")
 
 

@@ -199,11 +199,11 @@ def _walk(
 
 
 class SourceScan(NamedTuple):
-    """A source and its content, which the file `kept` has: bytes of text (`size`), a hash of all
+    """A source and its content, summarised in `cache_file`: bytes of text (`size`), a hash of all
     texts, the number left out by reason, and the smallest and largest `Document.key`."""
 
     source: Source
-    kept: Path | None
+    cache_file: Path | None
     documents: int
     size: int
     digest: str
@@ -228,12 +228,12 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
 
     files = [path.absolute() for path in source.files]
     key = [_READING, source.spec, source.text_field, source.limit, source.revision]
-    kept = None  # generated text, and a folder in place of a data set, are read anew
+    cache_file = None  # generated text, and a folder in place of a data set, are read anew
     if files or source.revision is not None:
         name = digest_of([source.spec, source.text_field, source.limit])
-        kept = cache / "surveys" / f"{name[:32]}.json"
-    values, known = remembered(kept, files, [*key, list(map(str, files))], read)
-    scanned = SourceScan(source, kept, *values)
+        cache_file = cache / "surveys" / f"{name[:32]}.json"
+    values, known = remembered(cache_file, files, [*key, list(map(str, files))], read)
+    scanned = SourceScan(source, cache_file, *values)
     left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
     if not scanned.documents:
         raise ClearheadError(

@@ -161,9 +161,9 @@ def _values(evaluation: bool) -> dict[str, tuple[str, ...]]:
     return {key: values for key, values in allowed.items() if values}
 
 
-def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
+def listing(name: str, pairs: Sequence[tuple[str, str]]) -> str:
     """Pairs as text; each word follows a space, so that it is always the same token."""
-    return f"{name}:" + ",".join(f" {key} {value}" for key, value in found) + "."
+    return f"{name}:" + ",".join(f" {key} {value}" for key, value in pairs) + "."
 
 
 def _drawn(draw: Callable[[], str], evaluation: bool) -> str:
