@@ -186,7 +186,7 @@ def test_a_checkpoint_of_two_is_read_by_one_bit_for_bit_and_holds_no_pickle(tiny
 def test_convert_makes_an_ordinary_folder_of_a_sharded_checkpoint(two, tmp_path, capsys):
     command = "convert", checkpoint.newest(two[0] / "fsdp"), tmp_path / "whole"
     for words in (["--equalise"], ["--prefix", "a"], ["--rotate", "down"], ["--to", "gated"]):
-        assert "take a whole model" in refusal(capsys, *command, *words)
+        assert "convert it alone first" in refusal(capsys, *command, *words)
     assert call(*command) == 0
     weights = [
         (folder / "model.safetensors").read_bytes()
