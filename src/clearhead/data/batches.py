@@ -178,7 +178,7 @@ def windows(
 
     Streams are cut from their first token on; with `at="documents"` each document with `length`
     tokens gives its beginning. Weights play no part. Sources share `count` windows, or all if there
-    are fewer, in proportion to their own: the first ones, or with a `seed` other than 0 random ones.
+    are fewer, in proportion to their own: the first, or under a `seed` other than 0 random ones.
 
     Raises:
         ClearheadError: at the call, where the split holds no window of this length.
