@@ -91,8 +91,8 @@ def scores(
 ) -> dict[str, Any]:
     """Shares of numbers retrieved, overall and by item: `together` consecutive answers of one text.
 
-    `accuracy` counts answers that contain the key, `forced` those whose tokens after the lead, of
-    `leads` tokens, are each the likeliest.
+    `accuracy` counts answers that contain the key, `forced` those whose tokens after the lead (of
+    so many tokens) are each the likeliest.
     """
     written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in replies]
     named = [key in numbers for key, numbers in zip(keys, written, strict=True)]

@@ -122,7 +122,7 @@ def to_other_mechanisms(
         start = started(turned, changes)
         if prefix is not None:
             prefixes.fill(start.model, turned, torch.tensor([prefix.ids]))
-            turned = first  # the rotated copy takes a second model's memory
+            turned = first  # the rotated one would be another model's memory
         if config.equalise:
             start = start._replace(model=with_equal_logits(start.model, equalised(start.model)))
         made = start.model
@@ -138,7 +138,7 @@ def to_other_mechanisms(
         with within_memory(f"give a smaller --length than {length}"):
             if prefix is not None:
                 apart = prefixes.difference_after(made, first, prefix.ids)
-                if not apart <= TOLERANCE:  # NaN included
+                if not apart <= TOLERANCE:  # nor where it is no number
                     raise ClearheadError(
                         f"with the prefix logits differ by {apart:.2g} of their size: convert --to "
                         "a mechanism of another function first, then the result with --prefix"

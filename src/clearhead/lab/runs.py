@@ -93,7 +93,7 @@ def fitted(
 
 
 def check_length(model: Any, name: str, length: int, option: str = "sequence-length") -> None:
-    """Refuse texts with more tokens than the model has positions; `option` sets their length."""
+    """Refuse texts longer than the model can tell positions apart; `option` sets their length."""
     limit, ours = longest_text(model), isinstance(model.config, ClearheadConfig)
     if limit is None and ours:
         limit = model.base_model.position.longest()
@@ -220,7 +220,7 @@ def open_base(
     alike: bool = False,
 ) -> Base:
     """Open a model, in float32, for training in windows of `length`, and prepare its text.
-    With `alike` the model has no dropout, which a change of mechanisms would lose."""
+    `alike` leaves out the dropout of its own class, which is lost with other mechanisms."""
     refuse_tokenizer(data)
     require_convertible(name, trust_remote_code=trust_remote_code)
     model, tokenizer = load(name, trust_remote_code=trust_remote_code)

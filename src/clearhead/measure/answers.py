@@ -76,7 +76,7 @@ class Reader:
         asked = zip(prompts, answers, strict=True)
         lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
         check_length(self.model, max(lengths))
-        # Prompts of a batch have one length, and one context if they share any.
+        # A batch has prompts of one length; a context that several have is a batch's only one.
         contexts = Counter(prompt.context for prompt in prompts)
         groups = defaultdict(list)
         for index, prompt in enumerate(prompts):

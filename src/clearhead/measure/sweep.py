@@ -174,7 +174,7 @@ def sweep(
 
     Models are loaded one after the other, and all of a model's cells are checked before any is
     measured. `records`, if given, is a file to append to, and `told` is called with a run's line
-    and with those of each cell once it is done. `work` assumes that all have as many cells.
+    and with those of each cell once it is done. `work` takes all models to have as many cells.
     """
     lines: list[Line] = []
     work = Work() if work is None else work
