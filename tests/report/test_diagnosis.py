@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,11 +71,9 @@ def page_from(lines: list[Any]) -> Page:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Path:
-    path = tmp_path / "diagnosis.jsonl"
+def two() -> Page:
     maps = ("map 1", "map 2", "difference")
-    path.write_text(encode(records_of("plain") + records_of("doubled", maps=maps)), "utf-8")
-    return path
+    return page_from(records_of("plain") + records_of("doubled", maps=maps))
 
 
 def test_many_models_are_told_apart_and_a_terminal_shows_as_many_as_fit():
@@ -93,8 +90,7 @@ def test_many_models_are_told_apart_and_a_terminal_shows_as_many_as_fit():
 
 
 def test_the_table(two):
-    page = page_of(load(two))
-    table = by_arm(page.records, "", numbers(page.records), arms_across=True)
+    table = by_arm(two.records, "", numbers(), arms_across=True)
     masses = next(
         cells
         for row, cells in zip(table.rows, table.cells, strict=True)
@@ -102,21 +98,20 @@ def test_the_table(two):
     )
     maps = [[entry.name for entry in cell] for cell in masses]
     assert maps == [[""], ["map 1", "map 2", "difference"]]
-    text = shown(page)
+    text = shown(two)
     assert "Not measured: order: it has none" in text
     assert "A sink. Do this. [hidden_top_1 / hidden_median 0.500: at least 0.3]" in text
     assert "channel 7: up to 88.0 (120 × the median) after layer 2, in the first token" in text
 
 
 def test_three_numbers_come_first_and_the_rest_is_folded(two):
-    page = page_of(load(two))
-    assert page.verdict == [
+    assert two.verdict == [
         "Queries that look most at the first token: plain 10.0\u00a0%; doubled 10.0\u00a0%; "
         "chance 2.0\u00a0%."
     ]
-    opened = [section.name for section in page.sections if not section.folded]
+    opened = [section.name for section in two.sections if not section.folded]
     assert opened == ["comparison", "first"]
-    first = page.sections[0].blocks[0]
+    first = two.sections[0].blocks[0]
     assert [row.note for row in first.rows] == [
         "sink",
         "outliers",

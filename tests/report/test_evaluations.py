@@ -1,16 +1,13 @@
 """Evaluations on a page and in a terminal: means over depths and seeds, text that stays text."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import scipy.stats
 
 from clearhead.records.cells import lines_of
-from clearhead.records.jsonl import append
 from clearhead.records.loading import parse
-from clearhead.report import load, page_of, render
+from clearhead.report import Page, page_of, render
 from clearhead.report.statistics import Verdict
 
 from .conftest import own, payload, printed, shown
@@ -28,11 +25,11 @@ def _table(records):
     """{row: texts} of the table of one model."""
     (table,) = page_of(records).sections[0].blocks
     rows = zip(table.rows, table.cells, strict=True)
-    return {row.title: [entry.text for entry in cells[0]] for row, cells in rows}
+    return {row.title: [[one.text for one in cell] for cell in cells] for row, cells in rows}
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def lines() -> list[dict]:
     """Two seeds of one arm and one of another: passkey at two depths, and perplexity."""
     lines = []
     for run, preset, seed, shift in (
@@ -50,20 +47,20 @@ def path(tmp_path: Path) -> Path:
             for scaling, factor in (("none", None), ("ntk", 2.0)):
                 at = {"length": length, "longest": 256, "scaling": scaling, "factor": factor}
                 lines.extend(_cell(run, "perplexity", at, result, "perplexity"))
-    append(tmp_path / "records.jsonl", *lines)
-    return tmp_path / "records.jsonl"
+    return lines
 
 
 def _figures(page, kind):
     return [f for f in payload(render(page))["figures"].values() if f["data"][0]["type"] == kind]
 
 
-def test_the_page_has_tables_and_curves_by_length(path):
-    page = page_of(load(path))
+def test_the_page_has_tables_and_curves_by_length(lines):
+    page = page_of(parse(lines))
     text = shown(page)
     assert "ntk × 2 accuracy" not in text
-    for row in ("accuracy, none, 256 0.50 ± 0.14", "perplexity, ntk × 2, 128 158 ± 0"):
-        assert row in text  # the mean over depths is 0.4 and 0.6
+    assert "none ntk × 2 128 256 128 256 coca" in text  # settings across, models down
+    assert "coca reference, 2 seeds 0.50 ± 0.14 0.50 ± 0.14" in text  # depths: 0.4 and 0.6
+    assert "158 ± 0" in text
     assert HOSTILE not in own(render(page))
     assert 'id="comparison"' not in render(page)  # nothing of it was measured
     accuracy, perplexity = _figures(page, "scatter")
@@ -86,23 +83,22 @@ def test_texts_chosen_by_another_longest_length_have_a_row_of_their_own():
             lines.extend(_cell("a", "perplexity", at, result, "perplexity"))
     records = parse(lines)
     assert _table(records) == {
-        f"perplexity, none, longest {longest}, {length}": [value]
-        for longest, value in ((256, "10.0"), (512, "20.0"))
-        for length in (128, longest)
+        "perplexity, none, longest 256": [["10.0"], ["10.0"], []],
+        "perplexity, none, longest 512": [["20.0"], [], ["20.0"]],
     }
     (chart,) = _figures(page_of(records), "scatter")
     assert (chart["data"][0]["x"], chart["data"][0]["y"]) == ([128, 512], [20.0, 20.0])
     assert "longest" not in shown(page_of(parse(lines[:3])))
 
 
-def test_the_numbers_at_the_longest_length_stand_first(path):
-    assert page_of(load(path)).verdict == [
+def test_the_numbers_at_the_longest_length_stand_first(lines):
+    assert page_of(parse(lines)).verdict == [
         f"Accuracy of passkey at 256 tokens: coca 0.50 ± 0.14; {HOSTILE} 0.400.",
         f"Perplexity at 256 tokens: coca 286 ± 0; {HOSTILE} 286.",
     ]
 
 
-def _retrieval(tmp_path: Path, items: bool, rights: tuple[int, int]) -> Path:
+def _retrieval(items: bool, rights: tuple[int, int]) -> Page:
     """Three seeds of two models: each names so many of ten keys, the same ones with every seed."""
     lines = []
     for preset, right in zip(("transformer", "coca"), rights, strict=True):
@@ -114,17 +110,15 @@ def _retrieval(tmp_path: Path, items: bool, rights: tuple[int, int]) -> Path:
                 result["accuracy_by_item"] = [1.0] * right + [0.0] * (10 - right)
             at = {"length": 128, "depth": 0.5}
             lines.extend(_cell(run, "passkey", at, result, "accuracy"))
-    path = tmp_path / f"{items}.jsonl"
-    append(path, *lines)
-    return path
+    return page_of(parse(lines))
 
 
 @pytest.mark.parametrize(("right", "verdict"), [(10, Verdict.HIGHER), (0, Verdict.UNDECIDED)])
-def test_keys_that_every_seed_finds_or_misses_decide_by_their_number(right, verdict, tmp_path):
+def test_keys_that_every_seed_finds_or_misses_decide_by_their_number(right, verdict):
     """Without a number by key three equal accuracies decide nothing, however far apart."""
-    (unknown,) = page_of(load(_retrieval(tmp_path, False, (0, right)))).differences
+    (unknown,) = _retrieval(False, (0, right)).differences
     assert unknown.verdict is Verdict.NO_SPREAD
-    (known,) = page_of(load(_retrieval(tmp_path, True, (0, right)))).differences
+    (known,) = _retrieval(True, (0, right)).differences
     assert known.mean == right / 10
     assert known.verdict is verdict
     # One hit and one miss more in each arm: 11/12 of 1/12, over 12, twice.
@@ -132,17 +126,16 @@ def test_keys_that_every_seed_finds_or_misses_decide_by_their_number(right, verd
     assert known.decidable == pytest.approx(half)
 
 
-def test_tables_of_one_model_keep_depths_apart_and_show_intervals_and_what_is_missing(path):
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+def test_tables_of_one_model_keep_depths_apart_and_show_intervals_and_what_is_missing(lines):
     one = [line for line in lines if line["run"] == "a0"]
     table = _table(parse(one))
-    settings = ("accuracy, none, depth 0", "accuracy, none, depth 1", "perplexity, none")
-    settings = (*settings, "perplexity, ntk × 2")
-    assert [*table] == [f"{words}, {length}" for words in settings for length in (128, 256)]
-    assert table["accuracy, none, depth 1, 128"] == ["0.600 [0.10, 0.90]"]
-    assert len(_table(parse([one[0], *one[2:]]))) == 7  # one was not asked for
+    depths = ["accuracy, none, depth 0", "accuracy, none, depth 1"]
+    assert [*table] == [*depths, "perplexity, none", "perplexity, ntk × 2"]
+    assert table[depths[1]][0] == ["0.600 [0.10, 0.90]"]
+    dashes = _table(parse([one[0], *one[2:]]))  # one was not asked for
+    assert [len(cell) for name in depths for cell in dashes[name]].count(0) == 1
     one[1]["value"] = None
-    assert [*_table(parse(one)).values()][:2] == [["none"], ["0.200 [0.10, 0.90]"]]
+    assert _table(parse(one))[depths[0]] == [["none"], ["0.200 [0.10, 0.90]"]]
 
 
 def test_the_accuracy_of_a_guess_stands_beside_the_row_and_has_no_table():
@@ -152,7 +145,7 @@ def test_the_accuracy_of_a_guess_stands_beside_the_row_and_has_no_table():
     lines.append({**line, "metric": "accuracy", "value": 0.5})
     lines.append({**line, "metric": "chance", "value": 0.125, "aside": True})
     page = page_of(parse(lines))
-    assert "shots 4, 128 (chance 12.5\u00a0%)" in printed(page, width=200)
+    assert "shots 4 (chance 12.5\u00a0%)" in printed(page, width=200)
     assert not any("chance" in block.title for block in page.blocks() if hasattr(block, "title"))
 
 

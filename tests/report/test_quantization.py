@@ -56,7 +56,7 @@ def test_records_come_back():
     assert two.value("perplexity", scheme="w4-channel") == 40.0
     assert two.value("added_perplexity", scheme="w4-channel") == 20.0
     panel = next(block for block in page_of(records).blocks() if isinstance(block, Panel))
-    assert panel.figure.layout.xaxis.categoryarray == ("8", "6", "4")
+    assert panel.figure.layout.xaxis.categoryarray == ("full", "8", "6", "4")
 
 
 def test_a_model_without_full_precision_is_refused():
@@ -68,9 +68,9 @@ def test_the_console_has_every_number_and_every_reason():
     records = parse(lines("[b]one", 10.0, broken="no interface"))
     text = printed(page_of(records), 160)
     assert "[b]one" in text
-    assert re.search(r"full precision\s*│\s*10\.00\s*│", text)
+    assert re.search(r"full precision\s*│\s*perplexity: 10\.00\s*│", text)
     assert re.search(r"w4-channel\s*│\s*100\s%\s*│", text)
-    assert re.search(r"logits4-row\s*│\s*none", text)
+    assert re.search(r"logits4-row\s*│\s*perplexity: none", text)
     reasons, left_out, unused = remarks_on(records.runs[0])
     assert reasons in " ".join(text.split())
     assert reasons.endswith(": no interface")
@@ -99,8 +99,7 @@ def test_the_page_shows_all_and_is_safe():
     for ends in ("w8a8-coarse to w4a4-token", "w8-channel to w3-group"):
         assert f"<h3>{ends}</h3>" in text
     seen = shown(page)
-    assert "w4-channel 100 %" in seen
-    assert "w4-channel 20.00" in seen
+    assert "100 % perplexity 20.00" in seen
     assert "33.3\u00a0% of the matrices" in text
     assert [section.name for section in page.sections][:2] == ["bits", "numbers"]
 

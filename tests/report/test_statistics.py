@@ -13,7 +13,6 @@ from clearhead.report.statistics import (
     account,
     alike_trials,
     compare,
-    false_discovery_threshold,
     family,
     summarize,
     threshold_of,
@@ -150,19 +149,24 @@ def test_the_error_of_drawn_items_never_makes_a_difference_surer(variance):
 
 def test_benjamini_hochberg_is_scipys_and_a_p_value_at_its_limit_holds():
     """However the limit is rounded: 0.05 * 43 / 43 is below 0.05 in floats."""
+
     # Limits at 5 %: .01, .02, .03, .04, .05. The third is the last below its own; the second, above
     # its own, survives with it.
+    def threshold_of_p(*p_values: float) -> float:
+        one = Difference(mean=1.0, interval=(0, 2), p=None)
+        return threshold_of(replace(one, p=p, compared=str(n)) for n, p in enumerate(p_values))
+
     p_values = [0.9, 0.021, 0.005, 0.03, 0.2]
-    threshold = false_discovery_threshold(p_values)
+    threshold = threshold_of_p(*p_values)
     assert threshold == 0.03
     adjusted = scipy.stats.false_discovery_control(p_values)
     assert [p <= threshold for p in p_values] == [p <= 0.05 for p in adjusted]
-    assert false_discovery_threshold([0.04, 0.6]) < 0.04
-    assert false_discovery_threshold([]) < 0
+    assert threshold_of_p(0.04, 0.6) < 0.04
+    assert threshold_of([]) < 0
     for n in range(1, 100):
-        assert false_discovery_threshold([0.05] * n) == 0.05
+        assert threshold_of_p(*[0.05] * n) == 0.05
         limits = [float(Fraction("0.05") * rank / n) for rank in range(1, n + 1)]
-        assert false_discovery_threshold([*limits[:-1], 0.9]) == (limits[-2] if n > 1 else -1)
+        assert threshold_of_p(*limits[:-1], 0.9) == (limits[-2] if n > 1 else -1)
     alone = Difference(mean=1.0, interval=(0.0, 2.0), p=0.05)
     assert "Decided one by one: 1; together" in account([alone])
 

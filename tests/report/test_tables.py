@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clearhead.records.jsonl import append
+from clearhead.records.loading import parse
+from clearhead.records.runs import Records
 from clearhead.report import load, page_of, render, style
 from clearhead.report.comparison import comparison, internals
 from clearhead.report.pivots import by_arm
@@ -16,25 +18,25 @@ from .conftest import printed, shown
 Fake = Callable[..., Path]
 
 
-def write(path: Path, preset: str, values: list[float], metric: str = "perplexity") -> None:
-    for seed, value in enumerate(values):
-        run = f"{preset}/seed{seed}"
-        header = {"preset": preset, "seed": seed, "parameters": 1_900_000}
-        append(path, {"kind": "run", "run": run, **header})
-        append(path, {"kind": "measure", "run": run, "metric": metric, "value": value, "length": 8})
+def lines_of(**arms: list[float]) -> list[dict[str, Any]]:
+    """Perplexities by arm and seed."""
+    lines: list[dict[str, Any]] = []
+    for (preset, values), n in ((arm, n) for arm in arms.items() for n in range(len(arm[1]))):
+        run = {"run": f"{preset}/seed{n}"}
+        lines.append({"kind": "run", **run, "preset": preset, "seed": n, "parameters": 1_900_000})
+        measure = {"metric": "perplexity", "value": values[n], "length": 8}
+        lines.append({"kind": "measure", **run, **measure})
+    return lines
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Path:
-    path = tmp_path / "r.jsonl"
-    write(path, "transformer", [10.0, 12.0, 11.0])
-    write(path, "differential", [7.0, 9.1, 7.9])
-    write(path, "softmax1", [9.0, 12.5, 10.2])
-    return path
+def three() -> Records:
+    arms = {"transformer": [10.0, 12.0, 11.0], "differential": [7.0, 9.1, 7.9]}
+    return parse(lines_of(**arms, softmax1=[9.0, 12.5, 10.2]))
 
 
 def test_mean_spread_and_verdicts(three):
-    table = by_arm(load(three), "", comparison(load(three)))
+    table = by_arm(three, "", comparison(three))
     assert [column.title for column in table.columns] == ["all", "8"]  # without data: left out
     entries = {row.arm: cells[1][0] for row, cells in zip(table.rows, table.cells, strict=True)}
     assert entries["transformer"].text == "11.0 ± 1.0"
@@ -45,7 +47,7 @@ def test_mean_spread_and_verdicts(three):
     # Means 8 and 11, variances 1.11 and 1: error² 2.11/3; t(3.99) 2.778: half the interval 2.33.
     assert difference.decidable == pytest.approx(2.33, abs=0.01)
     # softmax1: variances 3.163 and 1, t(3.16) 3.09: half the interval 3.65.
-    page = page_of(load(three))
+    page = page_of(three)
     for text in (shown(page), printed(page)):
         assert "lower by 3.0" in text
         assert ", alone" not in text
@@ -56,21 +58,18 @@ def test_mean_spread_and_verdicts(three):
 
 
 def test_what_holds_alone_but_not_among_all_of_the_page_is_marked(three):
-    page = page_of(load(three))
+    page = page_of(three)
     page.threshold = 0.001  # as if there were very many comparisons
     assert "lower by 3.0, alone" in printed(page)
     assert "lower by 3.0, alone" in shown(page)
     assert 'class="verdict decided"' not in render(page)
 
 
-def test_seeds_that_all_agree_could_not_have_decided_every_effect(tmp_path):
-    path = tmp_path / "r.jsonl"
-    for arm, value in {"transformer": 7.0, "differential": 7.0, "softmax1": 9.0}.items():
-        write(path, arm, [value, value])
-        for seed in (0, 1):
-            line = {"kind": "measure", "run": f"{arm}/seed{seed}", "metric": "perplexity"}
-            append(path, {**line, "value": value})
-    for text in (shown(page := page_of(load(path))), printed(page, 200)):
+def test_seeds_that_all_agree_could_not_have_decided_every_effect():
+    lines = lines_of(transformer=[7.0, 7.0], differential=[7.0, 7.0], softmax1=[9.0, 9.0])
+    measures = [one for one in lines if one["kind"] == "measure"]
+    overall = [{key: x for key, x in one.items() if key != "length"} for one in measures]
+    for text in (shown(page := page_of(parse([*lines, *overall]))), printed(page, 200)):
         assert text.count("undecided (all seeds alike)") == 6
         assert "higher by" not in text
     assert "differential 7.00 ± 0, undecided (all seeds alike)" in page.verdict[0]
@@ -78,13 +77,11 @@ def test_seeds_that_all_agree_could_not_have_decided_every_effect(tmp_path):
     assert "2 seeds, all alike" in render(page)
 
 
-def test_an_arm_has_the_seeds_that_did_not_diverge(tmp_path):
-    path = tmp_path / "r.jsonl"
-    write(path, "transformer", [10.0, 12.0])
-    write(path, "softmax1", [9.0])
+def test_an_arm_has_the_seeds_that_did_not_diverge():
     lost = {"kind": "run", "run": "softmax1/seed1", "preset": "softmax1", "seed": 1}
-    append(path, {**lost, "diverged": "the loss was nan"})
-    for text in (shown(page := page_of(load(path))), printed(page)):
+    lines = lines_of(transformer=[10.0, 12.0], softmax1=[9.0])
+    records = parse([*lines, {**lost, "diverged": "the loss was nan"}])
+    for text in (shown(page := page_of(records)), printed(page)):
         text = " ".join(text.replace("│", " ").split())
         assert "one seed: undecided" in text
         assert "1 of 2 runs diverged" in text
@@ -111,21 +108,19 @@ def test_a_value_that_cannot_be_is_explained(fake):
     assert "learned" in printed(page)
 
 
-def test_a_classifier_shows_its_metrics_by_split(tmp_path):
-    path = tmp_path / "r.jsonl"
+def test_a_classifier_shows_its_metrics_by_split():
+    lines = []
     for seed, value in enumerate((0.5, 0.7)):
-        run = {"run": f"r{seed}"}
-        header = {"preset": "bert on wnli", "seed": seed, "task": "wnli"}
-        append(path, {"kind": "run", **run, **header})
-        measure = {"kind": "measure", "metric": "accuracy", "split": "validation", "value": value}
-        append(path, {**measure, **run})
-    text = printed(page_of(load(path)))
+        run = {"run": f"r{seed}", "preset": "bert on wnli", "seed": seed, "task": "wnli"}
+        measure = {"kind": "measure", "run": f"r{seed}", "metric": "accuracy", "value": value}
+        lines += [{"kind": "run", **run}, {**measure, "split": "validation"}]
+    text = printed(page_of(parse(lines)))
     assert "Classification" in text
     assert "0.60 ± 0.14" in text
 
 
 def test_a_terminal_shows_one_table_and_counts_the_columns_that_do_not_fit(three):
-    page = page_of(load(three))
+    page = page_of(three)
     text = printed(page, 40)
     assert text.count("┏") == 1
     assert "left to the page: 1 columns" in text

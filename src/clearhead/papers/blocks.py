@@ -1,9 +1,5 @@
-"""Blocks without some of their parts: arXiv 2311.01906.
-
-`paper` is CodeParrot's recipe (`recipes`), one seed as there, and for encoders the crammed BERT's
-on the most similar public text. The other text, Languini's books, is not free: `blocks-books` reads
-PG-19.
-"""
+"""Blocks without some of their parts: arXiv 2311.01906. `paper` is CodeParrot's recipe, and for
+encoders the crammed BERT's on the most similar public text; PG-19 stands for Languini's books."""
 
 from collections.abc import Iterator
 from dataclasses import replace

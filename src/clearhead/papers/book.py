@@ -1,7 +1,4 @@
-"""The book of results as Markdown (book.md): every claim with its published numbers and ours.
-
-A line a claim comes first; then each claim with its comparisons, over all records and in each.
-"""
+"""The book of results as Markdown (book.md): every claim with its published numbers and ours."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,9 +1,8 @@
 """The papers' claims, each with its published numbers, and verdicts on them from records.
 
 Comparable records of one contrast are taken together by Stouffer's method: each record's test gives
-a z, weighted by the square root of its runs, so that a record of few seeds keeps the caution of its
-own few degrees of freedom. The interval holds every difference that the pooled test does not
-reject.
+a z, weighted by the square root of its runs. The interval holds every difference that the pooled
+test does not reject.
 """
 
 import math
@@ -26,12 +25,8 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True)
 class Pooled:
-    """One comparison of a claim over all records.
-
-    Attributes:
-        difference: over the records that are `counted`; None where there is none.
-        agreement: p-value of the hypothesis that all have the same difference (Cochran's Q).
-    """
+    """One comparison of a claim: its difference over the records that are `counted`; `agreement` is
+    the p-value of the hypothesis that all have the same (Cochran's Q)."""
 
     contrast: Contrast
     outcomes: tuple[Outcome, ...]
@@ -53,11 +48,8 @@ class Pooled:
 
 
 def pool(contrast: Contrast, sources: Mapping[str, Records]) -> Pooled:
-    """Pool the records of a contrast.
-
-    Those without a test (one seed, or seeds that all agree) count only if none has a test. Runs
-    that two records share count once.
-    """
+    """Pool the records of a contrast: those without a test (one seed, or seeds that all agree) only
+    if none has a test; runs that two records share count once."""
     outcomes = tuple(contrast.outcomes(sources))
     applying = [one for one in outcomes if not one.missing]
     tested = [one for one in applying if one.difference.p is not None and not contrast.counted]

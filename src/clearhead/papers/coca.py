@@ -1,8 +1,5 @@
-"""Extrapolation in length: arXiv 2309.08646, tables 1 to 3 and section 3.
-
-`tiny` and `small` learn retrieval from synthetic documents. `paper` is the published 350M recipe
-(two epochs of 50 B tokens) on the most similar public text, since theirs was not published.
-"""
+"""Extrapolation in length: arXiv 2309.08646. `tiny` and `small` learn retrieval from synthetic
+documents; `paper` is the published 350M recipe on the most similar public text."""
 
 from collections.abc import Iterator
 from dataclasses import replace

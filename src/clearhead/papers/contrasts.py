@@ -26,13 +26,9 @@ Rows = list[tuple[Run, list[Measure]]]
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """A number of every run of an arm: the mean of all measures that match, over all arms of the
-    pattern, so that the main effects of a factorial are contrasts.
-
-    Attributes:
-        times: length of the text in training lengths; None is any.
-        label: pattern of the labels of the records to read.
-        minus: a number subtracted within each seed, to leave the `distance` if that is asked.
-    """
+    pattern, so that the main effects of a factorial are contrasts. `times` is the length of the
+    text in training lengths, `label` a pattern; `minus` is subtracted within each seed, to leave
+    the `distance` if that is asked."""
 
     arm: tuple[str, ...] = ()
     metric: str
@@ -51,19 +47,8 @@ class Reading:
         """The same number of an arm."""
         return replace(self, arm=(arm,) if isinstance(arm, str) else arm, **changes)
 
-    def side(self, runs: Sequence[Run]) -> "Side | None":
-        """Its numbers in the runs of one label; None where there is none."""
-        subtracted = self.minus._rows(runs) if self.minus else []
-        return Side(self, rows, subtracted) if (rows := self._rows(runs)) else None
-
-    def level(self, runs: Sequence[Run]) -> float | None:
-        """The mean over seeds; None where a run has no number that the others have."""
-        side = self.side(runs)
-        values = measures(side)[0] if side else None
-        return fmean(by_seed(values)) if values else None
-
-    def _rows(self, runs: Sequence[Run]) -> Rows:
-        """The runs that have the number, of the first pattern that any matches."""
+    def rows(self, runs: Sequence[Run]) -> Rows:
+        """The runs of one label that have the number, of the first pattern that any matches."""
         fitting = [run for run in runs if fnmatchcase(run.label, self.label)]
         for pattern in self.arm:
             rows = [(run, self._measures(run)) for run in fitting if fnmatchcase(run.arm, pattern)]
@@ -71,12 +56,17 @@ class Reading:
                 return rows
         return []
 
+    def level(self, runs: Sequence[Run]) -> float | None:
+        """The mean over seeds; None where a run has no number that the others have."""
+        values = measures((self, runs))[0]
+        return fmean(by_seed(values)) if values else None
+
     def _measures(self, run: Run) -> list[Measure]:
         """The final measures of a run, without milestones of its training and missing values.
 
-        A number that a task measured aside has the name of another text's, so it counts only where
-        there is no other. So does one of windows that open documents, unless the reading names
-        `at`. Of several maps the last counts, which multiplies the values.
+        What a task measured aside is of another text, so it counts only where there is no other; so
+        do windows that open documents, unless the reading names `at`. Of several maps the last
+        counts, which multiplies the values.
         """
         at = {"step": None, **self.at}
         if self.times is not None:
@@ -90,24 +80,17 @@ class Reading:
         return [one for one in ones if not one.details.get("aside")] or ones
 
 
-class Side(NamedTuple):
-    """The runs of a reading under one label, and those of the number subtracted."""
-
-    reading: Reading
-    rows: Rows
-    subtracted: Rows
-
-
-def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
-    """{seed: measures} of each side, at the places that all runs of all sides have (but for the
-    dimensions `apart`), less the numbers subtracted."""
+def measures(*sides: tuple[Reading, Sequence[Run]], apart: Collection[str] = ()) -> list[Found]:
+    """{seed: measures} of each reading in the runs of a label, at the places that all runs of all
+    have (but for the dimensions `apart`), less the numbers subtracted."""
 
     def key(one: Measure) -> Key:
         metric, dimensions = one.key
         return metric, frozenset(item for item in dimensions if item[0] not in apart)
 
+    rows = [[part.rows(runs) for part in reading.parts] for reading, runs in sides]
     places: dict[int, set[Key]] = defaultdict(set)
-    for run, ones in (row for side in sides for row in (*side.rows, *side.subtracted)):
+    for run, ones in (row for side in rows for part in side for row in part):
         places[id(run)].update(map(key, ones))
     shared = set.intersection(*places.values()) if places else set()
 
@@ -122,12 +105,10 @@ def measures(*sides: Side, apart: Collection[str] = ()) -> list[Found]:
         return values
 
     found = []
-    for reading, rows, subtracted in sides:
-        values, minus = at_shared(rows), at_shared(subtracted)
-        if reading.minus is not None:
-            left = {
-                seed: mean(values[seed]) - mean(minus[seed]) for seed in values if seed in minus
-            }
+    for (reading, _), parts in zip(sides, rows, strict=True):
+        values, *subtracted = map(at_shared, parts)
+        for minus in subtracted:
+            left = {x: mean(values[x]) - mean(minus[x]) for x in values if x in minus}
             left = {seed: abs(x) if reading.distance else x for seed, x in left.items()}
             values = {seed: [Measure(metric=reading.metric, value=x)] for seed, x in left.items()}
         found.append(values)
@@ -160,14 +141,10 @@ class Contrast:
     """One comparison that a claim makes: a number of one arm against that of another, read under
     the same label unless it names one.
 
-    Attributes:
-        claimed: "lower" or "higher"; with a `margin` at most so much on the other side of it,
-            against which the difference is then tested.
-        relative: both are divided by the mean of theirs; `margin` is then a share of it.
-        counted: both numbers are the same in every run, so that no spread is needed.
-        blocked: both are means over the arms of a factorial, compared within each seed.
-        gates: conditions of a record to be counted, beside those of `_missing`.
-        own_rates: the two optimizers take rates of different size.
+    It is `claimed` to be "lower" or "higher", with a `margin` by at most so much on the other side.
+    A `relative` one, and its margin, are shares of the mean of theirs; of a `counted` one both
+    numbers are the same in every run; of a `blocked` one both are means over the arms of a
+    factorial, compared within each seed. Two optimizers may have `own_rates`.
     """
 
     words: str
@@ -193,23 +170,24 @@ class Contrast:
         return {name for one in readings for part in one.parts for name in part.arm}
 
     def outcomes(self, sources: Mapping[str, Records]) -> "Iterator[Outcome]":
-        """The difference in each source and under each label where both arms have a number."""
+        """The difference in each source and under each label where both arms have a number. They
+        may differ in the map, a length in training lengths, and where their readings differ."""
+        ats = [part.at for one in (self.ours, self.theirs) for part in one.parts]
+        apart = {name for at in ats for name in at if len({one.get(name) for one in ats}) > 1}
+        apart |= {"map"} if self.ours.times is None else {"map", "length"}
         for source, records in sources.items():
             runs = {label: records.labelled(label).runs for label in records.labels()}
             for label in runs:
-                if (ours := self.ours.side(runs[label])) is None:
-                    continue
                 labels = (label,) if self.theirs.label == self.ours.label else tuple(runs)
-                beside = ((one, self.theirs.side(runs[one])) for one in labels)
-                other, theirs = next((one for one in beside if one[1]), (label, None))
-                if theirs is None:
+                other = next((one for one in labels if self.theirs.rows(runs[one])), None)
+                if other is None or not self.ours.rows(runs[label]):
                     continue
-                mine, others = measures(ours, theirs, apart=self._apart)
+                sides = (self.ours, runs[label]), (self.theirs, runs[other])
+                mine, others = measures(*sides, apart=apart)
                 test = partial(_test, self, mine, others)
                 if (difference := test(self.bound)) is None:
                     continue
                 scale = 1 / fmean(by_seed(others)) if self.relative else 1.0
-                missing = self._missing(ours, theirs, runs[label], runs[other])
                 yield Outcome(
                     self,
                     ", ".join(filter(None, (source, label))),
@@ -217,14 +195,14 @@ class Contrast:
                     cast("Summary", summarize(by_seed(others, scale))),
                     difference=difference,
                     test=test,
-                    missing=next(missing, ""),
+                    missing=next(self._missing(runs[label], runs[other]), ""),
                     at_edge=tuple(
-                        any(run.at_edge for run, _ in (*side.rows, *side.subtracted))
-                        for side in (ours, theirs)
+                        any(run.at_edge for part in one.parts for run, _ in part.rows(some))
+                        for one, some in sides
                     ),
                 )
 
-    def _missing(self, ours: Side, theirs: Side, *runs: Sequence[Run]) -> Iterator[str]:
+    def _missing(self, *runs: Sequence[Run]) -> Iterator[str]:
         """Reasons why the runs under the label of ours and that of theirs are not counted."""
         for reading, least, name in self.gates:
             fitting = (some for some in runs if fnmatchcase(some[0].label, reading.label))
@@ -233,18 +211,11 @@ class Contrast:
                 yield f"{name} is below {least:g}"
         if not all(map(_has_learnt, (self.ours, self.theirs), runs)):
             yield "a model had hardly learnt"
-        rates = {run.train.get("learning_rate") for run, _ in (*ours.rows, *theirs.rows)}
+        rows = (*self.ours.rows(runs[0]), *self.theirs.rows(runs[1]))
+        rates = {run.train.get("learning_rate") for run, _ in rows}
         words = ", ".join(f"{rate:g}" for rate in sorted(filter(None, rates)))
         if self.ours.metric in OF_RATE and not self.own_rates and "," in words:
             yield f"the rates differ ({words})"
-
-    @property
-    def _apart(self) -> set[str]:
-        """Dimensions in which the two sides may differ: the map, a length in training lengths, and
-        those that one reading has otherwise than another."""
-        ats = [part.at for one in (self.ours, self.theirs) for part in one.parts]
-        names = {name for at in ats for name in at if len({one.get(name) for one in ats}) > 1}
-        return {"map", *names, *(() if self.ours.times is None else ("length",))}
 
 
 def _has_learnt(reading: Reading, runs: Sequence[Run]) -> bool:
@@ -255,9 +226,8 @@ def _has_learnt(reading: Reading, runs: Sequence[Run]) -> bool:
         return True
     at, times = {} if metric == "loss" else reading.at, None if reading.times is None else 1.0
     within = replace(reading, metric=metric, at=at, times=times, minus=None)
-    level, side = within.level(runs), within.side(runs)
-    sizes = [run.vocabulary for run, _ in side.rows if run.vocabulary] if side else []
-    if level is None or not sizes:
+    level, sizes = within.level(runs), [run.vocabulary or math.inf for run, _ in within.rows(runs)]
+    if level is None:
         return True
     return 2 * (level if metric.endswith("loss") else math.log(level)) < math.log(min(sizes))
 
@@ -279,13 +249,9 @@ def _test(contrast: Contrast, ours: Found, theirs: Found, against: float) -> Dif
 
 @dataclass(frozen=True)
 class Outcome:
-    """A contrast in the records of one source, a file or an experiment, under one label.
-
-    Attributes:
-        test: the difference, tested against another number.
-        missing: reason why these records are not counted; empty where they count.
-        at_edge: for each side, whether the learning rate of some run may not be the best.
-    """
+    """A contrast in the records of one source, a file or an experiment, under one label: tested by
+    `test` against any number; `missing` is the reason why it is not counted, `at_edge` says of each
+    side whether the learning rate of some run may not be the best."""
 
     contrast: Contrast
     source: str
@@ -320,14 +286,9 @@ def judge(contrast: Contrast, difference: Difference | None, threshold: float) -
 
 @dataclass(frozen=True)
 class Claim:
-    """A table, figure or sentence of a paper.
-
-    Attributes:
-        name: FAMILY/PLACE, such as diff/table2; `also` other places that show the same.
-        published: its numbers in the paper; empty for a claim of ours.
-        study: the experiment that trains and measures its models.
-        by_construction: it follows from the formulas; a record shows that the code follows them.
-    """
+    """A table, figure or sentence of a paper, by the name FAMILY/PLACE, such as diff/table2, with
+    other places that show the same (`also`), its numbers there ("" of a claim of ours) and the
+    experiment that decides it. One `by_construction` follows from the formulas."""
 
     name: str
     says: str

@@ -1,9 +1,6 @@
-"""Differential attention: arXiv 2410.05258, tables 1 to 7, figures 3 and 6 to 8, and V2.
-
-The authors advise 8 differential heads or more. `tiny` has 8, each of two maps 12 wide; `small` has
-8 of two maps 64 wide. `paper` is the 1.4B model of table 6, of `abilities` the 3B one: their text
-was not published.
-"""
+"""Differential attention: arXiv 2410.05258, and V2. Of the 8 heads that its authors advise, those
+of `tiny` have two maps 12 wide and those of `small` 64; `paper` is the 1.4B model of table 6, of
+`abilities` the 3B one, on other text."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -76,9 +76,7 @@ TOGETHER_RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
 def together(scale: str) -> Iterator[Study]:
     """A fractional factorial: every repair with and without each of the others, at equal tokens.
 
-    These 16 compositions of 64 (resolution IV: position = maps × normalizer × block, gate =
-    normalizer × block × optimizer) keep main effects apart from every pair, and most pairs from
-    each other. Shaped blocks have 16 % fewer parameters, which is part of what they claim.
+    Resolution IV: position = maps × normalizer × block, gate = normalizer × block × optimizer.
     """
     for maps, normalizer, block, optimizer in product((False, True), repeat=4):
         position, gate = maps ^ normalizer ^ block, normalizer ^ block ^ optimizer
@@ -133,7 +131,7 @@ TOGETHER = {
 
 
 def _questions(tokens: int) -> dict[str, Any]:
-    """Questions asked before and after, on books that no arm has read and on code."""
+    """Questions on books that no arm has read and on code."""
     text = DataConfig(data=UNREAD, validation=WHOLE)
     return {
         "bits": quantize(scheme=SCHEMES, tokens=tokens, length=512, data=text),

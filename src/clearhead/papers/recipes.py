@@ -1,7 +1,4 @@
-"""Published training runs as comparisons: a size, the presets trained at it, and the settings.
-
-docs/recipes.md names what each paper leaves open or contradicts, and what was chosen there.
-"""
+"""Published training runs as comparisons; docs/recipes.md names what each paper leaves open."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -13,9 +10,8 @@ from clearhead.train import TrainConfig
 
 
 class PublishedRun(NamedTuple):
-    """A training run of a paper as a comparison of its presets, with the parameters that it names,
-    rates of single presets in place of the config's, and the size whose checkpoint it goes on from.
-    """
+    """A training run of a paper as a comparison of its presets, with the parameters it names, rates
+    of single presets, and the size whose checkpoint it goes on from."""
 
     paper: str
     parameters: str

@@ -33,12 +33,8 @@ def chosen(
     questions: Sequence[str] = (),
     **changes: Any,
 ) -> dict[str, list[Study]]:
-    """The arms of each requested experiment, in the book's order, with the experiment's folder.
-
-    Of several claims those without arms at the scale are left out; a single one is refused, as is
-    an unknown name, or none, and a pattern of arms (`only`) or of questions that names nothing.
-    `changes` are as in `changed`.
-    """
+    """The arms of each requested experiment, in the book's order, with the experiment's folder and
+    the `changes` of `changed`. Of several claims those without arms at the scale are left out."""
     if not names:
         raise ClearheadError("give a claim, a family, an experiment or all: --list prints them")
     patterns: dict[str, set[str]] = {name: set() for name in EXPERIMENTS}
@@ -47,10 +43,9 @@ def chosen(
             choose(f"scale of {name}", scale, EXPERIMENTS[name].scales)
             patterns[name].update(ALL)
             continue
+        known = (name for claim in CLAIMS for name in claim.names)
+        choose("experiment or claim", name, [*EXPERIMENTS, *known])
         claims = [claim for claim in CLAIMS if name in claim.names]
-        if not claims:
-            known = (name for claim in CLAIMS for name in claim.names)
-            choose("experiment or claim", name, [*EXPERIMENTS, *known])
         there = [claim for claim in claims if arms_for(claim, scale)]
         if not there:
             scales = (one for one in SPEEDS if arms_for(claims[0], one))
@@ -66,13 +61,15 @@ def chosen(
             if not any(fnmatchcase(name, pattern) for name in there_are):
                 all_ = ", ".join(dict.fromkeys(there_are)) or "none"
                 raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {all_}")
-    studies = dict[str, list[Study]]()
-    for study, some in wanted.items():
-        folder = output or Path("runs") / f"{study}-{scale}"
-        folder = folder / study if output is not None and len(wanted) > 1 else folder
-        changes |= {"questions": questions, "output": folder}
-        studies |= {study: [changed(one, **changes) for one in some]} if some else {}
-    return studies
+    folders = {study: output or Path("runs") / f"{study}-{scale}" for study in wanted}
+    if output is not None and len(wanted) > 1:
+        folders = {study: output / study for study in wanted}
+    changes["questions"] = questions
+    return {
+        study: [changed(one, output=folders[study], **changes) for one in some]
+        for study, some in wanted.items()
+        if some
+    }
 
 
 def arms_for(claim: Claim, scale: str) -> list[Study]:
@@ -122,8 +119,8 @@ def changed(
 
 
 def cost(arms: Iterable[Study], scale: str) -> str:
-    """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs; or
-    "no training". The time is that of 6 × parameters × tokens; evaluations come on top."""
+    """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs: at
+    6 × parameters × tokens, without evaluations."""
     runs = tokens = beyond = 0
     flops = 0.0
     sizes: dict[str, int] = {}  # by label

@@ -1,10 +1,7 @@
-"""Sinks and outlier activations, and what removes them: arXiv 2410.17174.
+"""Sinks and outlier activations, and what removes them: arXiv 2410.17174; `paper` is its 130M.
 
-`paper` is the recipe of 130M (`recipes`). All arms have one rate there, as in the paper.
-
-On ordinary text no sink forms within a day on two cores. On the synthetic text of arXiv 2410.13835,
-bigrams that now and then copy back, one forms in minutes, so `sink` and `elimination` train on it.
-It shows in windows that start at a document's begin token: both diagnose such windows.
+On ordinary text no sink forms within a day on two cores; on the synthetic text of arXiv 2410.13835,
+bigrams that now and then copy back, one forms in minutes, at documents' begin tokens.
 """
 
 from collections.abc import Iterator
@@ -57,6 +54,7 @@ REPAIRS: tuple[dict[str, Any], ...] = (
     {"embedding_projection": True, "train.optimizer": "muon"},  # the whole of arXiv 2506.19697
 )
 RATES = (1.5e-3, 3e-3, 6e-3)  # on the made text
+_DOCUMENTS = partial(diagnose, length=64, at="documents")  # from their first tokens on
 
 
 @experiment(PAPER, published=True)
@@ -84,7 +82,9 @@ def sink(scale: str) -> Iterator[Study]:
     table = _made(scale, "backcopy")
     long = DataConfig(data=("synthetic:backcopy:documents=100,characters=3200",), validation=WHOLE)
     # First, so that of what both measure the opening's counts.
-    table = replace(table, questions={"longer": _documents(512, long), **table.questions})
+    table = replace(
+        table, questions={"longer": _DOCUMENTS(length=512, data=long), **table.questions}
+    )
     yield table.arm("transformer", *RATES)
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
     for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):
@@ -95,7 +95,7 @@ def sink(scale: str) -> Iterator[Study]:
 def sink_text(scale: str) -> Iterator[Study]:
     """Softmax and softmax-1 in the setting of arXiv 2410.10781 that grows sinks: none after 50 M
     unique tokens, and four per cent after 500 M."""
-    questions = {"opening": _documents(64, _text(ORDINARY[scale]))}
+    questions = {"opening": _DOCUMENTS(data=_text(ORDINARY[scale]))}
     table = ORDINARY[scale].changed(position="learned", weight_decay=0.5, begin_windows=True)
     table = replace(table, label="sink on text", measure_every=0.25, questions=questions)
     yield table.arm("transformer", 2e-3)
@@ -126,11 +126,6 @@ def _text(table: Study) -> DataConfig:
     return DataConfig(data=table.data.data, limit=table.data.limit)
 
 
-def _documents(length: int, text: DataConfig) -> Any:
-    """A diagnosis of the first tokens of documents."""
-    return diagnose(length=length, at="documents", data=text)
-
-
 # fmt: off
 def _made(scale: str, label: str) -> Study:
     tokens = {"tiny": 4_096_000, "small": 20_480_000}[scale]
@@ -138,7 +133,7 @@ def _made(scale: str, label: str) -> Study:
         layers=2, width=64, heads=2, length=128, tokens=tokens, sweep_tokens=tokens // 4,
         measure_every=0.1, batch_size=32, document_masks=True,
         data=("synthetic:backcopy:documents=20000",), vocabulary=512)
-    return replace(table, questions={"opening": _documents(64, _text(table))})
+    return replace(table, questions={"opening": _DOCUMENTS(data=_text(table))})
 
 
 _OUTLIERS = Study(label="outliers", lengths=(1, 4), measure_every=0.1).changed(

@@ -54,10 +54,7 @@ def reproduce(
 ) -> tuple[Path, int]:
     """Run the missing jobs of every arm, until none is known to be missing: sweeps first, then one
     seed of all arms after the other; return OUTPUT/records.jsonl, the records of all, and the
-    number of failed jobs, which the same call would try again.
-
-    Where a sweep's run beyond its best rate fails, the best of the others counts.
-    """
+    number of failed jobs (where a sweep's run beyond its best rate fails, that rate counts)."""
     texts = dict[DataConfig, None]()  # that an arm's own tokenizer reads, to train or to measure on
     for one in arms:
         measured = any(isinstance(question, SweepConfig) for question in one.questions.values())

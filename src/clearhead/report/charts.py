@@ -1,9 +1,6 @@
-"""Charts by plotly, of the quantities of records: over training, over length, by layer and by head.
-
-Every figure is built in the colours of a light page; `style.LIGHT_TO_DARK` translates them. The key
-of arms is shown above a section's figures. Text from records passes through `style.plain`, and
-never enters a hover template.
-"""
+"""Charts by plotly, of the quantities of records, in the colours of a light page, which
+`style.LIGHT_TO_DARK` translates. Text from records passes through `style.plain`, and never enters a
+hover template."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,32 +44,44 @@ def chart(
     bands: bool = False,
 ) -> Panel | None:
     """Lines of arms by colour, of variants by dash, on axes named `x` and `y`; None without a
-    point. With `bands` a spread is a band, not bars, and points have no markers.
-
-    Args:
-        across: the x axis: "" by number, "log", "layers", or names in their order.
-        up: the y axis: "" by number, "auto" (logarithmic where it spans a factor of four),
-            "zero" (from 0), or "share" (from 0 to 1).
-    """
+    point. With `bands` a spread is a band, not bars, and points have no markers. The x axis
+    (`across`) is by number, "log", "layers", or of names in their order; the y axis (`up`) is by
+    number, "auto" (logarithmic where it spans a factor of four), from "zero", or a "share"."""
     curves = {place: points for place, points in curves.items() if points}
     if not curves:
         return None
     figure = new(x, y)
     dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
     for (arm, name), points in curves.items():
+        look, dash = looks[arm], dashes[name]
         label = style.plain(f"{arm} · {name}" if name else arm)
-        _add_line(figure, label, points, looks[arm], dashes[name], bands=bands)
-    places = {x for points in curves.values() for x, *_ in points}
+        places, values, spread = ([*column] for column in zip(*points, strict=True))
+        line: dict[str, Any] = {"x": places, "y": values, "name": label, "mode": "lines"}
+        if not bands:
+            symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
+            line["mode"] = "lines+markers"
+            line["marker"] = {"color": look.colour, "size": 8, "symbol": symbol}
+        if any(spread) and bands:  # beneath the line
+            edge = [*zip(values, spread, strict=True)]
+            around = [a + b for a, b in edge] + [a - b for a, b in reversed(edge)]
+            band = {"x": places + places[::-1], "y": around, "mode": "lines", "hoverinfo": "skip"}
+            fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16}
+            figure.add_scatter(**band, **fill, line={"width": 0})
+        elif any(spread):
+            bars = {"color": look.colour, "thickness": 1.2, "width": 4}
+            line["error_y"] = {"array": spread, **bars}
+        width = {"color": look.colour, "width": 2, "dash": dash}
+        figure.add_scatter(**line, line=width, hovertemplate="%{x}: %{y:.5g}")
+    xs = {x for points in curves.values() for x, *_ in points}
     shown = [value for points in curves.values() for _, value, _ in points]
     if across == "log":
-        ticks = sorted(places)
+        ticks = sorted(xs)
         named = {"tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
         figure.update_xaxes(type="log", **(named if len(ticks) <= TICKS else {}))
     elif across == "layers":
-        ticks = sorted({*some_of(sorted(places)), *({INPUT} & places)})
-        figure.update_xaxes(
-            tickvals=ticks, ticktext=["in" if n == INPUT else f"{n}" for n in ticks]
-        )
+        ticks = sorted({*some_of(sorted(xs)), *({INPUT} & xs)})
+        names = ["in" if n == INPUT else f"{n}" for n in ticks]
+        figure.update_xaxes(tickvals=ticks, ticktext=names)
     elif across:
         figure.update_xaxes(type="category", categoryarray=[*across], categoryorder="array")
     if up == "share":
@@ -88,7 +97,7 @@ def chart(
         note: True,
         f"{ways[:1].upper()}{ways[1:]}.": len(dashes) > 1,
         "Bars: ± 1 standard deviation over seeds.": any(one.error_y.color for one in figure.data),
-        "“in” is the stream before the first layer.": across == "layers" and INPUT in places,
+        "“in” is the stream before the first layer.": across == "layers" and INPUT in xs,
     }
     words = " ".join(remark for remark, holds in remarks.items() if remark and holds)
     return Panel(title=title, figure=figure, note=words)
@@ -102,51 +111,18 @@ def new(x: str, y: str) -> "go.Figure":
     grid = {"gridcolor": style.GRID[0], "linecolor": style.GRID[0]}
     axis = {**grid, "zeroline": False, "automargin": True, "ticks": ""}
     hover = {"bgcolor": style.PAPER[0], "bordercolor": style.GRID[0], "namelength": -1}
-    figure = go.Figure(
-        layout={
-            "template": {},
-            "autosize": True,
-            "paper_bgcolor": clear,
-            "plot_bgcolor": clear,
-            "font": {"family": style.FONT, "size": 13, **_MUTED},
-            "margin": {"l": 48, "r": 12, "t": 8, "b": 44},
-            "hoverlabel": {**hover, "font": {"color": style.INK[0]}},
-            "modebar": {"bgcolor": clear, **_MUTED},
-            "showlegend": False,
-            "hovermode": "closest",
-        }
-    )
-    figure.update_xaxes(title={"text": x, "font": {"size": 13}}, **axis)
-    # With a standoff the title keeps clear of tick labels of any width.
-    figure.update_yaxes(title={"text": y, "font": {"size": 13}, "standoff": 6}, **axis)
-    return figure
-
-
-def _add_line(
-    figure: "go.Figure",
-    name: str,
-    points: Sequence[Point],
-    look: style.Look,
-    dash: str,
-    *,
-    bands: bool,
-) -> None:
-    """Draw a line, and its spread as bars or as a band beneath it."""
-    x, y, spread = (list(column) for column in zip(*points, strict=True))
-    line: dict[str, Any] = {"x": x, "y": y, "name": name, "mode": "lines"}
-    if not bands:
-        symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
-        line["mode"] = "lines+markers"
-        line["marker"] = {"color": look.colour, "size": 8, "symbol": symbol}
-    if any(spread) and bands:
-        edge = [*zip(y, spread, strict=True)]
-        around = [a + b for a, b in edge] + [a - b for a, b in reversed(edge)]
-        fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16, "line": {"width": 0}}
-        figure.add_scatter(x=x + x[::-1], y=around, mode="lines", hoverinfo="skip", **fill)
-    elif any(spread):
-        line["error_y"] = {"array": spread, "color": look.colour, "thickness": 1.2, "width": 4}
-    width = {"color": look.colour, "width": 2, "dash": dash}
-    figure.add_scatter(**line, line=width, hovertemplate="%{x}: %{y:.5g}")
+    layout = {
+        **{"template": {}, "autosize": True, "showlegend": False, "hovermode": "closest"},
+        **{"paper_bgcolor": clear, "plot_bgcolor": clear},
+        "font": {"family": style.FONT, "size": 13, **_MUTED},
+        "margin": {"l": 48, "r": 12, "t": 8, "b": 44},
+        "hoverlabel": {**hover, "font": {"color": style.INK[0]}},
+        "modebar": {"bgcolor": clear, **_MUTED},
+        "xaxis": {**axis, "title": {"text": x, "font": {"size": 13}}},
+        # With a standoff the title keeps clear of tick labels of any width.
+        "yaxis": {**axis, "title": {"text": y, "font": {"size": 13}, "standoff": 6}},
+    }
+    return go.Figure(layout=layout)
 
 
 def some_of(places: Sequence[int]) -> list[int]:
@@ -156,7 +132,8 @@ def some_of(places: Sequence[int]) -> list[int]:
 
 
 def lines(records: Records, variants: Variants) -> Curves:
-    """A line of each model and variant: the mean over seeds at each place and its deviation."""
+    """A line of each model and variant: the mean over seeds at each place and its deviation,
+    without places where a number is not finite."""
     several = len(records.labels()) > 1
     curves: Curves = {}
     for model in models(records):
@@ -165,16 +142,14 @@ def lines(records: Records, variants: Variants) -> Curves:
             curves[model.arm, words] = [
                 (place, over.mean, over.deviation or 0.0)
                 for place, number in numbers.items()
-                if (over := number.summary(model))
+                if (over := number.summary(model)) and not number.is_lost(model)
             ]
     return curves
 
 
 def loss(records: Records, looks: Looks) -> Panel | None:
-    """Training loss by tokens read of one label: mean over seeds, band of ± 1 standard deviation.
-
-    The steep start of a long curve, its first 5 %, is left out: it would flatten the rest.
-    """
+    """Training loss by tokens read of one label: mean over seeds, band of ± 1 standard deviation;
+    without the steep start of a long curve, its first 5 %, which would flatten the rest."""
     import pandas
 
     read = [
@@ -246,11 +221,8 @@ def by_layer(
 
 
 def first_token_share(records: Records) -> list[Panel]:
-    """A heat-map of each arm and map: shares in per cent by layer and head, on one colour scale,
-    with numbers where there is room, else with the scale.
-
-    Heads of different seeds do not correspond, so the first seed is shown and not a mean.
-    """
+    """A heat-map of each arm and map: shares in per cent by layer and head of the first seed (heads
+    of several do not correspond), with numbers where there is room, else with the colour scale."""
     maps: dict[str, dict[tuple[int, int], float]] = {}
     for run in (records.of(arm)[0] for arm in records.arms()):
         for name in ordered_maps({one.dimensions.get("map", "") for one in run.select(SHARE)}):
@@ -270,17 +242,13 @@ def first_token_share(records: Records) -> list[Panel]:
             continue
         few = len(columns) <= 8 and len(rows) <= TICKS
         figure = new("head", "layer")
+        shares = [[cells.get((row, column)) for column in columns] for row in rows]
+        colours = {"colorscale": scale, "showscale": not few, "zmin": 0, "zmax": largest}
+        gap = 2 if few else 1
         figure.add_heatmap(
-            x=columns,
-            y=rows,
-            z=[[cells.get((row, column)) for column in columns] for row in rows],
-            zmin=0,
-            zmax=largest,
-            colorscale=scale,
-            showscale=not few,
+            **{"x": columns, "y": rows, "z": shares, "xgap": gap, "ygap": gap},
+            **colours,
             colorbar={"ticksuffix": " %", "thickness": 8, "outlinewidth": 0},
-            xgap=2 if few else 1,
-            ygap=2 if few else 1,
             texttemplate="%{z:.0f}" if few else "",
             hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
         )

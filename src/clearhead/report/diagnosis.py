@@ -1,7 +1,7 @@
 """The sections of a diagnosis: three numbers, heads and norms; the rest folded below."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from clearhead.records.runs import LOST, Records, Run
@@ -24,10 +24,38 @@ SINK, MASSIVE = SHARE, "hidden_top_1 / hidden_median"
 NORMS = ("norm_first", "norm_rest")
 REPAIRED = ("Clearhead", "Llama", "Mistral", "Qwen2", "Qwen3")  # families that it reads
 SHARES = (
-    *(SINK, "first_token_mass", "sink_rate", "null_mass", "prefix_mass", "chance_floor"),
+    *(SINK, "first_token_mass", "sink_rate_0.3", "null_mass", "prefix_mass", "chance_floor"),
     *("anomalous_before", "anomalous_after", "anomalous_weight_before", "order_broken_content"),
 )
-"""Numbers that are shown in per cent, by how their names begin."""
+"""Numbers that are shown in per cent."""
+FIRST_LAYER, LAST_LAYER = {"layer": "first"}, {"layer": "last"}
+PARTS = [{"tokens": tokens} for tokens in ("first", "rest", "prefix")]
+RANKS = ("top_1", "top_2", "top_3", "top_10", "top_100", "median")
+# By group, metrics and where they are read; without a place, of each attention map or once.
+NUMBERS: dict[str, list[tuple[str, Sequence[Mapping[str, str]]]]] = {
+    "Attention": [
+        *((metric, ()) for metric in (*SHARES[:6], "entropy", "entropy_ceiling")),
+        ("lambda", (FIRST_LAYER, LAST_LAYER)),
+    ],
+    "Hidden states and logits": [
+        ("kurtosis", PARTS[:2]),
+        ("kurtosis_excess", ()),
+        *((f"{kind}_{rank}", ()) for kind in ("hidden", "logit") for rank in RANKS),
+        *((name, ()) for name in ("outlier_channels", *LOST)),
+    ],
+    "Keys and values": [("largest_key", PARTS), ("largest_value", PARTS)],
+    "Order": [(metric, ()) for metric in SHARES[6:]],
+    "Values and projections W = α W_init + β ΔW": [
+        ("beta_over_alpha_values", (FIRST_LAYER,)),
+        ("beta_over_alpha", ()),
+    ],
+    "Stream": [
+        (metric, (LAST_LAYER,))
+        for metric in ("similarity", "effective_rank", "effective_rank_without_first", *NORMS)
+    ],
+}
+# Further numbers that have a chart by layer.
+BY_LAYER = [("largest_activation", PARTS[:2]), ("beta_over_alpha_projections", ())]
 THREE = (
     Quantity(
         "queries whose largest weight is on the first token",
@@ -41,7 +69,7 @@ THREE = (
         "similarity of tokens after the last layer",
         note="mean cosine; 1 is rank collapse",
         metric="similarity",
-        at={"layer": "last"},
+        at=LAST_LAYER,
     ),
 )
 
@@ -60,41 +88,29 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
     yield Section("first", "Heads and layers", [*heads, stream], FIRST)
     yield Section("findings", "What was found, and what to do", [_findings(records)], folded=True)
     yield Section("layers", "By layer", _by_layer(records, looks), folded=True)
-    table = by_arm(records, "all numbers", numbers(records), arms_across=True)
+    table = by_arm(records, "all numbers", numbers(), arms_across=True)
     yield Section("numbers", "All the numbers", [table], SAMPLED, folded=True)
 
 
-def numbers(records: Records) -> Iterator[Quantity]:
-    """Every number over all layers and heads, or else that of the last layer."""
-    yield Quantity("outlier channels", metric="outlier_channels")
-    every = [one for run in records.runs for one in run.measures.values()]
-    every = [one for one in every if not {"head", "position"} & one.dimensions.keys()]
-    overall = [one for one in every if "layer" not in one.dimensions]
-    known = {one.metric for one in overall}
-    places = {(one.metric, one.dimensions.get("tokens")): dict[str, str]() for one in overall}
-    places |= {(one.metric, None): {"layer": "last"} for one in every if one.metric not in known}
-    for (metric, tokens), at in places.items():
-        words = [
-            metric.replace("_", " "),
-            f"{tokens} tokens" * bool(tokens),
-            "last layer" * bool(at),
-        ]
-        write = style.percent if metric.startswith(SHARES) else None
-        at = {"tokens": tokens} if tokens else at
-        maps = bool(records.dimension(metric, "map"))
-        title = ", ".join(filter(None, words))
-        yield Quantity(title, metric=metric, at=at, write=write, by_map=maps)
+def numbers() -> Iterator[Quantity]:
+    """The numbers of the page's table."""
+    for group, metrics in NUMBERS.items():
+        for metric, at in ((metric, at) for metric, places in metrics for at in places or ({},)):
+            places = [f"{one} {name}" for name, one in at.items()]
+            title = ", ".join([metric.replace("_", " "), *places])
+            write = style.percent if metric in SHARES else None
+            by_map = metric in (*SHARES[:5], "entropy")
+            yield Quantity(title, group, metric=metric, at=at, write=write, by_map=by_map)
 
 
 def _by_layer(records: Records, looks: Looks) -> Iterator[Panel | None]:
-    for metric in dict.fromkeys(
-        one.metric for run in records.runs for one in run.measures.values()
-    ):
-        known = {name: records.dimension(metric, name) for name in ("map", "tokens")}
-        name, values = next(((name, some) for name, some in known.items() if some), ("", []))
-        lines: charts.Metrics = {str(one): (metric, {name: one}) for one in values}
-        title, up = metric.replace("_", " "), "zero" if metric.startswith(SHARES) else "auto"
-        yield charts.by_layer(records, looks, title, title, lines or {"": (metric, {})}, up)
+    metrics = [one for ones in NUMBERS.values() for one in ones]
+    for metric, places in (*metrics, *BY_LAYER):
+        maps: list[Mapping[str, str]] = [{"map": name} for name in records.dimension(metric, "map")]
+        ats = maps or [at for at in places if "layer" not in at] or [{}]
+        lines: charts.Metrics = {" ".join(at.values()): (metric, at) for at in ats}
+        title, up = metric.replace("_", " "), "zero" if metric in SHARES else "auto"
+        yield charts.by_layer(records, looks, title, title, lines, up)
 
 
 def verdict(records: Records, threshold: float) -> list[str]:

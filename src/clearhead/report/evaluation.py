@@ -1,8 +1,5 @@
-"""Evaluations on a page: a section a task, with tables and curves by length.
-
-A number is the mean over seeds, and over depths where several models stand side by side; ± is one
-standard deviation over seeds.
-"""
+"""Evaluations on a page: a section a task, with tables and curves by length; means are over seeds,
+and over depths where several models stand side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,20 +9,20 @@ from clearhead.records.runs import DIMENSIONS, Records
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Quantity, by_arm, models
+from clearhead.report.pivots import Cell, Heading, Pivot, Quantity, models, pivot
 from clearhead.report.statistics import LEVEL
 
 PLAIN = "none"  # the scaling that a curve shows
 FEW = 3  # models whose scalings a chart by length shows too
 DOCUMENTS = "document_perplexity"
 CAPTION = (
-    "A row names the scaling of the rotary frequencies, the setting and the length in tokens; "
-    "numbers are means over depths{}. Under a number stands its difference to the first model’s{}; "
-    "the error of drawing keys or documents is in its interval where records have them singly."
+    "Above the lengths stand the scaling of the rotary frequencies and the setting; numbers are "
+    "means over depths{}. Under a number stands its difference to the first model’s{}; the error "
+    "of drawing keys or documents is in its interval where records have them singly."
 )
 SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
-# Dimensions that name no setting: the row's end, and what only decides which text is read.
+# Dimensions that name no setting: the length, and what only decides which text is read.
 _SILENT = ("task", "scaling", "factor", "length", "longest", "digest", "depth")
 _BY_LENGTH = ("task", "scaling", "factor", "length")  # told apart by a curve
 
@@ -41,43 +38,66 @@ def tasks(records: Records) -> dict[str, list[str]]:
     return {task: list(names) for task, names in metrics.items()}
 
 
-def numbers(records: Records, task: str, *apart: str) -> Iterator[Quantity]:
-    """The numbers of a task by metric, setting (with the dimensions `apart`), length and, if there
-    are several, text; a number's note is the accuracy of a guess."""
-    text = narrative.text_in_words(records) if task in _READ else ""
-    for metric in tasks(records)[task]:
-        several = len(records.dimension(metric, "longest", task=task)) > 1
-        told = (*apart, *["longest"] * several)
-        names = [one for one in DIMENSIONS if one in told or one not in ("depth", "longest")]
-        places: dict[str, dict[int, Quantity]] = {}
-        for one in (one for run in records.runs for one in run.select(metric, task=task)):
-            words, length = setting(one.dimensions, told), one.dimensions.get("length", 0)
-            title = f"{metric.replace('_', ' ')}, {words}" + (f", {length:,}" if length else "")
-            at = {name: one.dimensions.get(name) for name in names}
-            number = Quantity(title, task + text, metric=metric, at=at, pooled=True)
-            places.setdefault(words, {}).setdefault(length, number)
-        for number in (by[length] for by in places.values() for length in sorted(by)):
-            guess = replace(number, metric="chance", write=style.percent)
-            cells = [
-                one
-                for model in models(records)
-                if metric == "accuracy"
-                for one in guess.entries(model)
-            ]
-            yield replace(number, note=f"chance {cells[0].text}" if cells else "")
+def numbers(records: Records, task: str, metric: str, *apart: str) -> list[Quantity]:
+    """The numbers of a task's metric: the group is the setting (with the dimensions `apart`) and,
+    if there are several, the text; the title is the length, the note the accuracy of a guess."""
+    several = len(records.dimension(metric, "longest", task=task)) > 1
+    told = (*apart, *["longest"] * several)
+    names = [one for one in DIMENSIONS if one in told or one not in ("depth", "longest")]
+    places: dict[str, dict[int, Quantity]] = {}
+    for one in (one for run in records.runs for one in run.select(metric, task=task)):
+        words, length = setting(one.dimensions, told), one.dimensions.get("length", 0)
+        at = {name: one.dimensions.get(name) for name in names}
+        number = Quantity(f"{length:,}" if length else "", words, metric=metric, at=at, pooled=True)
+        places.setdefault(words, {}).setdefault(length, number)
+    found = [by_length[length] for by_length in places.values() for length in sorted(by_length)]
+    for place, number in enumerate(found if metric == "accuracy" else ()):
+        guess = replace(number, metric="chance", write=style.percent)
+        if chances := [one for model in models(records) for one in guess.entries(model)]:
+            found[place] = replace(number, note=f"chance {chances[0].text}")
+    return found
+
+
+def table(records: Records, task: str, metric: str) -> Pivot | None:
+    """A row a model, a column a setting and length."""
+    columns, words = numbers(records, task, metric), metric.replace("_", " ")
+    words += " by length in tokens" * any(one.title for one in columns)
+    title = f"{task}, {words}{_of_text(records, task)}"
+    return pivot(title, models(records), columns, lambda a, b: b.entries(a), words)
+
+
+def one_model(records: Records) -> Pivot | None:
+    """All numbers of one model in a table, depths apart: a row a setting, a column a length."""
+    rows: dict[Heading, dict[str, Quantity]] = {}
+    for task, metric in ((task, one) for task, ones in tasks(records).items() for one in ones):
+        for number in numbers(records, task, metric, "depth"):
+            words = f"{metric.replace('_', ' ')}, {number.group}"
+            row = Heading(words, task + _of_text(records, task), number.note)
+            rows.setdefault(row, {})[number.title] = number
+    titles = {title for row in rows.values() for title in row}
+    lengths = sorted(titles, key=lambda one: int(one.replace(",", "") or 0))
+    columns = {Heading(one, model.group): model for model in models(records) for one in lengths}
+
+    def cell(row: Heading, column: Heading) -> Cell:
+        number = rows[row].get(column.title)
+        return number.entries(columns[column]) if number else ()
+
+    return pivot(records.arms()[0], rows, columns, cell, "by length" if any(lengths) else "")
+
+
+def _of_text(records: Records, task: str) -> str:
+    return narrative.text_in_words(records) if task in _READ else ""
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
-    """A section for each task; of one model, whose depths stand apart, one table of all tasks."""
+    """A section for each task; of one model one table of all tasks."""
     caption = CAPTION.format(*(("", "") if records.given else SEEDS))
     alone = len(records.arms()) == 1
     if alone:
-        rows = [one for task in tasks(records) for one in numbers(records, task, "depth")]
-        table = by_arm(records, "evaluation", rows, arms_across=True)
-        yield Section("evaluation", "Evaluation", [table])
+        yield Section("evaluation", "Evaluation", [one_model(records)])
     for task, metrics in tasks(records).items():
-        table = None if alone else by_arm(records, task, numbers(records, task), arms_across=True)
-        blocks = (table, _by_length(records, looks, task, metrics[0]))
+        tables = [table(records, task, one) for one in metrics if not alone]
+        blocks = (*tables, _by_length(records, looks, task, metrics[0]))
         yield Section(f"evaluation-{task}", f"Evaluation: {task}", blocks, caption)
         caption = ""
 
@@ -92,7 +112,7 @@ def verdict(records: Records, threshold: float = LEVEL) -> list[str]:
         at["scaling"] = PLAIN if records.dimension(metric, "scaling", **at) else None
         words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
         words += f" at {longest:,} tokens" if longest else ""
-        words += narrative.text_in_words(records) if task in _READ else ""
+        words += _of_text(records, task)
         number = Quantity("", metric=metric, at=at, pooled=True)
         what = f"{words[:1].upper()}{words[1:]}"
         sentences.append(narrative.answer(records, what, number, threshold=threshold))
@@ -116,10 +136,8 @@ def scaling_name(dimensions: Mapping[str, Any]) -> str:
 
 
 def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:
-    """A line a model and scaling of a task's first metric, over depths and settings, of one text.
-
-    Of many models only what was measured without scaling: more lines could not be told apart.
-    """
+    """A line a model and scaling of a task's first metric, over depths and settings, of one text;
+    of many models only what was measured without scaling."""
     texts = records.dimension(metric, "longest", task=task)
     of_text = {"longest": texts[-1]} if len(texts) > 1 else {}
     few = len(records.arms()) <= FEW

@@ -50,10 +50,8 @@ def answer(
     more: str = "",
 ) -> str:
     """`WHAT: transformer 14.0 ± 0.2; differential 13.1 ± 0.1, lower by 0.9.`; "" without a number.
-
-    By label where there are several. Of one model it is `alone`, such as "{} of all queries".
-    `more` is its end, `threshold` the largest p of a difference that holds among all shown.
-    """
+    By label where there are several; of one model `alone`, such as "{} of all queries"; `more` is
+    the end. `threshold` is the largest p of a difference that holds among all shown."""
     parts = []
     for label, group in groupby(models(records), lambda model: model.group):
         means = {model: over.mean for model in group if (over := quantity.summary(model))}

@@ -75,13 +75,9 @@ class Section:
 
 @dataclass(kw_only=True)
 class Page:
-    """Everything a page shows, before it is markup.
-
-    Attributes:
-        next: commands that act on the verdict.
-        script: JavaScript of this page alone, which finds `data` in the page's data and `late`
-            (JSON of any size, parsed by itself) in the element of that name.
-    """
+    """Everything a page shows, before it is markup. `next` are commands that act on the verdict;
+    `script` is JavaScript of this page alone, which finds `data` in the page's data and `late`
+    (JSON of any size, parsed by itself) in the element of that name."""
 
     title: str
     kicker: str
@@ -194,7 +190,7 @@ def _table(pivot: Pivot, threshold: float, columns: int) -> "Table":
         return "\n".join(filter(None, (escape(shown), escape(words or entry.note))))
 
     table = Table(title=escape(pivot.title), title_justify="left", title_style="bold")
-    table.add_column(overflow="fold")
+    table.add_column(escape(pivot.corner), overflow="fold")
     for column in pivot.columns[:columns]:
         names = (column.group, column.title, f"({column.note})" if column.note else "")
         table.add_column(escape("\n".join(filter(None, names))), justify="right", overflow="fold")

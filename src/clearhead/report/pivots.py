@@ -43,14 +43,18 @@ class Entry:
     note: str = ""
 
 
+Cell = tuple[Entry, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pivot:
     """A table; `cells` are by row and column, and may be empty."""
 
     title: str
+    corner: str
     rows: tuple[Heading, ...]
     columns: tuple[Heading, ...]
-    cells: tuple[tuple[tuple[Entry, ...], ...], ...]
+    cells: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,18 +84,16 @@ def models(records: Records) -> list[Model]:
                 seeds: not without_seeds(labelled),
                 f"{lost} of {len(runs)} runs diverged": lost,
                 "rate at the edge": any(run.at_edge for run in runs),
-                "hardly learnt": any(map(_hardly_learnt, runs)),
+                # A perplexity above the square root of the vocabulary.
+                "hardly learnt": any(
+                    (derived(run, "trained perplexity") or 0) ** 2 > (run.vocabulary or math.inf)
+                    for run in runs
+                ),
             }
             note = ", ".join(words for words, holds in notes.items() if holds)
             names = {"title": arm, "group": label or THIS * (len(labels) > 1), "arm": arm}
             found.append(Model(**names, note=note, records=labelled, reference=reference))
     return found
-
-
-def _hardly_learnt(run: Run) -> bool:
-    """True of a perplexity above the square root of the vocabulary."""
-    perplexity = derived(run, "trained perplexity")
-    return perplexity is not None and perplexity**2 > (run.vocabulary or math.inf)
 
 
 def without_seeds(records: Records) -> bool:
@@ -124,16 +126,10 @@ def derived(run: Run, metric: str) -> float | None:
 
 @dataclass(frozen=True)
 class Quantity(Heading):
-    """A number of every run under its heading, shown as value × scale.
-
-    Attributes:
-        metric, at: the measure at exactly these dimensions (a "layer" may be "last"), or one of
-            `DERIVED`.
-        by_map: it has a number for each attention map.
-        pooled: the mean over all other dimensions is meant.
-        judged: whether a difference to the reference is a result.
-        one_device: whether runs on other devices than most do not count.
-    """
+    """A number of every run under its heading, shown as value × scale: one of `DERIVED`, or a
+    measure at exactly these dimensions (a "layer" may be "first" or "last"), or with `pooled` the
+    mean over all other dimensions. With `by_map` each attention map has one; `judged` says whether
+    a difference to the reference is a result; `one_device` leaves out runs on other devices."""
 
     metric: str = ""
     at: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -151,22 +147,29 @@ class Quantity(Heading):
         if self.metric in DERIVED:
             value = derived(run, self.metric)
             return [] if value is None else [Measure(metric=self.metric, value=float(value))]
-        if self.at.get("layer") == "last":
+        if self.at.get("layer") in ("first", "last"):
             layers = [one for one in run.select(self.metric) if "layer" in one.dimensions]
-            return sorted(layers, key=lambda one: one.dimensions["layer"])[-1:]
+            layers.sort(key=lambda one: one.dimensions["layer"])
+            return layers[:1] if self.at["layer"] == "first" else layers[-1:]
         one = run.measure(self.metric, **self.at)
         return [] if one is None else [one]
 
     def found(self, records: Records, arm: str) -> Found:
-        """The measures of an arm that have a value, by seed; none where one is not finite."""
+        """The measures of an arm that have a value, by seed; of a pooled number none where one of
+        its parts is not finite."""
         found = Found()
         for run in records.of(arm):
             measures = self.measures(run)
-            if any(one.not_finite for one in measures):
+            if self.pooled and any(one.not_finite for one in measures):
                 return Found()
             if valued := [one for one in measures if one.value is not None]:
                 found[run.seed] = valued
         return found
+
+    def is_lost(self, model: Model) -> bool:
+        """True if one of its measures is not finite."""
+        runs = model.records.of(model.arm)
+        return any(one.not_finite for run in runs for one in self.measures(run))
 
     def summary(self, model: Model) -> Summary | None:
         """Over the seeds of a model, as it is shown; None without a number."""
@@ -177,7 +180,7 @@ class Quantity(Heading):
         """The factor from a value to the number shown."""
         return self.scale * (100 if self.write is style.percent else 1)
 
-    def entries(self, model: Model) -> tuple[Entry, ...]:
+    def entries(self, model: Model) -> Cell:
         """The cell of a model; empty where nothing was recorded."""
         records = model.records.on_one_device() if self.one_device else model.records
         maps = records.dimension(self.metric, "map", model.arm) if self.by_map else [""]
@@ -251,10 +254,7 @@ def by_seed(measures: Found, scale: float = 1.0) -> list[float]:
 
 def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple[Component, ...]:
     """The error of drawing these keys or documents and no others; empty where records lack them.
-
-    Items are drawn a cell at a time, so the variances of its depths' means are added; what both
-    arms find hard is no error.
-    """
+    Items are drawn a cell at a time, so variances are added; what both find hard is no error."""
     strata, trials = list[Component](), True
     for key in {one.key for ones in mine.values() for one in ones}:
         sides = [
@@ -280,20 +280,34 @@ def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple
     return (error.scaled(scale),)
 
 
+def pivot(
+    title: str,
+    rows: Iterable[Heading],
+    columns: Iterable[Heading],
+    cell: Callable[[Any, Any], Cell],
+    corner: str = "",
+) -> Pivot | None:
+    """A table of the cell of each row and column; rows and columns without numbers are left out,
+    None where all are."""
+    columns = [*columns]
+    cells = {row: [cell(row, column) for column in columns] for row in rows}
+    cells = {row: ones for row, ones in cells.items() if any(ones)}
+    numbered = [n for n in range(len(columns)) if any(ones[n] for ones in cells.values())]
+    if not numbered:
+        return None
+    return Pivot(
+        title=title,
+        corner=corner,
+        rows=(*cells,),
+        columns=tuple(columns[n] for n in numbered),
+        cells=tuple(tuple(ones[n] for n in numbered) for ones in cells.values()),
+    )
+
+
 def by_arm(
     records: Records, title: str, quantities: Iterable[Quantity], *, arms_across: bool = False
 ) -> Pivot | None:
-    """A table of quantities by model, a row a model, or a column where `arms_across`; models and
-    quantities without numbers are left out, None where all are."""
-    across = models(records)
-    cells = {quantity: [quantity.entries(one) for one in across] for quantity in quantities}
-    cells = {quantity: row for quantity, row in cells.items() if any(row)}
-    numbered = [n for n in range(len(across)) if any(row[n] for row in cells.values())]
-    if not numbered:
-        return None
-    columns = tuple(across[n] for n in numbered)
-    filled = tuple(tuple(row[n] for n in numbered) for row in cells.values())
+    """A table of quantities by model, a row a model, or a column where `arms_across`."""
     if arms_across:
-        return Pivot(title=title, rows=(*cells,), columns=columns, cells=filled)
-    turned = tuple(zip(*filled, strict=True))
-    return Pivot(title=title, rows=columns, columns=(*cells,), cells=turned)
+        return pivot(title, quantities, models(records), Quantity.entries)
+    return pivot(title, models(records), quantities, lambda a, b: b.entries(a), "model")

@@ -10,9 +10,10 @@ from clearhead.records.runs import Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
 from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Pivot, Quantity, by_arm
+from clearhead.report.pivots import Cell, Heading, Model, Pivot, Quantity, models, pivot
 
-BITS = "The rise over the perplexity in full precision, by bits; lower is better."
+FULL = "full"  # the tick of full precision
+BITS = "Full precision at the left, fewer bits to the right; lower is better."
 COSTS = (
     "The rise of perplexity in per cent of that in full precision, with its 95 % interval over the "
     "windows read where records have it; and the perplexity itself. A cost below zero, or with "
@@ -23,8 +24,7 @@ ROUNDED = (
     "norms and hidden states in full precision. One text at a time, so that no scale is shared "
     "between texts."
 )
-COST = Quantity("", metric="cost", write=style.percent)
-PERPLEXITY = Quantity("", metric="perplexity", write=partial(style.number, digits=4), judged=False)
+PERPLEXITY = Quantity("", metric="perplexity", write=partial(style.number, digits=4))
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
@@ -47,14 +47,27 @@ def schemes(records: Records) -> dict[str, tuple[str, int | None]]:
     }
 
 
+def cost_of(scheme: str | None) -> Quantity:
+    """The share that a scheme adds to the perplexity, in per cent."""
+    return Quantity("", metric="cost", at={"scheme": scheme}, write=style.percent)
+
+
 def results(records: Records) -> Pivot | None:
-    """The rise under each scheme, and the perplexity: a row a scheme, a column a model."""
-    rows = [
-        replace(number, title=scheme or "full precision", group=group, at={"scheme": scheme})
-        for group, number in (("rise of perplexity", COST), ("perplexity", PERPLEXITY))
-        for scheme in (None, *schemes(records))
-    ]
-    return by_arm(records, "cost in perplexity", rows, arms_across=True)
+    """A row a scheme; for each model what the scheme adds, and its perplexity."""
+    rows = {Heading("full precision"): None, **{Heading(one): one for one in schemes(records)}}
+
+    def cell(row: Heading, model: Model) -> Cell:
+        at = {"scheme": rows[row]}
+        entries = cost_of(rows[row]).entries(model)
+        # Noise: in every seed sampling of the text explains what the scheme adds.
+        costs = (run.measure("added_perplexity", **at) for run in model.records.of(model.arm))
+        ends = [(one.details.get("interval") or (one.value,))[0] for one in costs if one]
+        if all(low is not None and low < 0 for low in ends):
+            entries = tuple(replace(one, text=f"{one.text}, noise") for one in entries)
+        perplexity = replace(PERPLEXITY, at=at, judged=False).entries(model)
+        return (*entries, *(replace(one, name="perplexity") for one in perplexity))
+
+    return pivot("cost in perplexity", rows, models(records), cell, "scheme")
 
 
 def verdict(records: Records, threshold: float) -> list[str]:
@@ -66,19 +79,14 @@ def verdict(records: Records, threshold: float) -> list[str]:
         if all(costs):
             known[scheme] = max(map(fmean, costs))
     if not known:
-        full = replace(PERPLEXITY, judged=True)
-        said = narrative.answer(records, f"Perplexity{text} in full precision", full)
+        said = narrative.answer(records, f"Perplexity{text} in full precision", PERPLEXITY)
         return [said or "No perplexity could be measured in full precision."]
-    sentences = []
-    for scheme in dict.fromkeys(pick(known, key=known.__getitem__) for pick in (max, min)):
-        cost, rise = (
-            replace(COST, at={"scheme": scheme}),
-            f"Rise of perplexity{text} under {scheme}",
-        )
-        sentences.append(
-            narrative.answer(records, rise, cost, threshold=threshold, alone=f"{rise}: {{}}")
-        )
-    return sentences
+    ends = dict.fromkeys(pick(known, key=known.__getitem__) for pick in (max, min))
+    rises = {scheme: f"Rise of perplexity{text} under {scheme}" for scheme in ends}
+    return [
+        narrative.answer(records, rise, cost_of(scheme), threshold=threshold, alone=f"{rise}: {{}}")
+        for scheme, rise in rises.items()
+    ]
 
 
 def remarks_on(run: Run) -> Iterator[str]:
@@ -106,17 +114,20 @@ def remarks_on(run: Run) -> Iterator[str]:
 def _charts(records: Records, looks: Looks) -> Iterator[Panel | None]:
     """A chart for the schemes that round the same tensors: colour says which model, dash which
     granularity of scales."""
-    kinds: dict[str, dict[str, dict[str, Quantity]]] = {}  # costs by kind, granularity and bits
-    ends: dict[str, dict[str, None]] = {}
-    for scheme, (family, bits) in schemes(records).items():
+    full = replace(PERPLEXITY, at={"scheme": None})
+    kinds: dict[str, dict[str, dict[str, Quantity]]] = {}  # by kind, granularity and bits
+    ends: dict[str, list[str]] = {}
+    descending = sorted(schemes(records).items(), key=lambda one: -(one[1][1] or 0))
+    for scheme, (family, bits) in descending:
         if family and bits:
             kind, _, scale = family.rpartition("-")
-            number = replace(COST, at={"scheme": scheme})
-            kinds.setdefault(kind or scale, {}).setdefault(scale, {})[f"{bits:g}"] = number
-            ends.setdefault(kind or scale, {})[scheme] = None
+            by_bits = kinds.setdefault(kind or scale, {}).setdefault(scale, {FULL: full})
+            by_bits[f"{bits:g}"] = replace(full, at={"scheme": scheme})
+            ends.setdefault(kind or scale, []).append(scheme)
     for kind, scales in kinds.items():
-        across = sorted({bits for by_bits in scales.values() for bits in by_bits}, key=float)
-        curves, axes = charts.lines(records, scales), ("bits", "rise of perplexity (%)")
-        first, *_, last = (*ends[kind], *ends[kind])
-        title = first if first == last else f"{first} to {last}"
-        yield chart(title, curves, looks, *axes, across=across[::-1])
+        lines = charts.lines(records, scales).items()
+        curves = {place: points for place, points in lines if [x for x, *_ in points] != [FULL]}
+        places = {x for points in curves.values() for x, *_ in points} - {FULL}
+        across = [FULL, *sorted(places, key=float, reverse=True)]
+        title = " to ".join(dict.fromkeys((ends[kind][0], ends[kind][-1])))
+        yield chart(title, curves, looks, "bits", "perplexity", across=across, up="auto")

@@ -1,11 +1,8 @@
 """Mean and spread over seeds, intervals of differences between two arms, and verdicts on them.
 
-Arms are compared by Welch's test, not paired by seed: with three seeds pairing pays only where
-paired runs correlate by more than 0.58, and they do by 0.15 on average (docs/log.md).
-
-The error of drawn items, added by Satterthwaite's rule to that of a few seeds, may narrow an
-interval. So a difference is tested by the seeds alone too, and has the wider interval and the
-larger p-value of the two. Seeds that all agree have no spread: only items can then decide.
+Arms are compared by Welch's test, not paired by seed (docs/log.md says why). The error of drawn
+items, added by Satterthwaite's rule to that of a few seeds, may narrow an interval: a difference is
+tested by the seeds alone too, and has the wider interval and the larger p-value of the two.
 """
 
 import math
@@ -98,13 +95,10 @@ def compare(
 ) -> Difference | None:
     """Compare two arms by one number a seed; None where one of them has none.
 
-    Degrees of freedom are Welch's and Satterthwaite's. `items` are further errors of the variant
-    less a ratio of the baseline, such as that of the questions drawn; they never narrow the
-    interval. Of models that were `given`, not drawn by a seed, they are the only error.
-
-    `relative` is the ratio of the means, less 1 (Fieller, 1954): the p-value is that of Welch's
-    test of the variant against 1 + `against` times the baseline, and the interval holds every
-    `against` that this test does not reject. None of a baseline of mean 0.
+    `items` are further errors of the variant less a ratio of the baseline, such as that of the
+    questions drawn; of models that were `given`, not drawn by a seed, the only ones. `relative` is
+    the ratio of the means, less 1 (Fieller, 1954): its interval holds every `against` that Welch's
+    test of the variant against 1 + `against` times the baseline does not reject.
     """
     if not variant or not baseline or (relative and not math.fsum(baseline)):
         return None
@@ -117,10 +111,14 @@ def compare(
     seeds = [] if given else [component(variant), component(baseline)]
 
     def errors(ratio: float) -> list[Component]:
-        """The errors of the seeds, and of seeds and items, where anything varies."""
+        """Of the seeds, and of seeds and items, where anything varies (Satterthwaite)."""
         own = [one.scaled(by) for one, by in zip(seeds, (1, ratio), strict=False)]
-        both = _combined(*own), _combined(*own, *items(ratio))
-        return [one for one in both if one is not None]
+        sums = []
+        for parts in (own, [*own, *items(ratio)]):
+            if variance := math.fsum(one.variance for one in parts):
+                weights = math.fsum(one.variance**2 / one.degrees for one in parts)
+                sums.append(Component(variance, variance**2 / weights))
+        return sums
 
     total = errors(mean + 1 if relative else 1.0)
     if not total:
@@ -138,15 +136,6 @@ def compare(
     step = math.sqrt(total[-1].variance) / abs(under)
     low, high = (_edge(p_value, mean + 1, side) - 1 for side in (-step, step))
     return replace(unknown, interval=(low, high), p=p_value(1 + against))
-
-
-def _combined(*components: Component) -> Component | None:
-    """The error of a sum of independent parts, its degrees of freedom by Satterthwaite; None where
-    nothing varies."""
-    if not (variance := math.fsum(one.variance for one in components)):
-        return None
-    degrees = variance**2 / math.fsum(one.variance**2 / one.degrees for one in components)
-    return Component(variance, degrees)
 
 
 def _tails(mean: float, errors: Sequence[Component]) -> float:
@@ -169,10 +158,10 @@ def _edge(p_value: Callable[[float], float], start: float, step: float) -> float
     return math.copysign(math.inf, step)
 
 
-def false_discovery_threshold(p_values: Iterable[float]) -> float:
+def threshold_of(differences: Iterable[Difference]) -> float:
     """Benjamini and Hochberg's threshold, the largest p that is at most rank / n of `LEVEL`:
     differences with p up to it hold together. Negative where none is."""
-    ranked = sorted(p_values)
+    ranked = sorted(family(differences).values())
     # A p that equals its limit counts, however the limit is rounded.
     limits = ((p, (LEVEL + 1e-12) * rank / len(ranked)) for rank, p in enumerate(ranked, 1))
     return max((p for p, limit in limits if p <= limit), default=-1.0)
@@ -183,22 +172,17 @@ def family(differences: Iterable[Difference]) -> dict[Hashable, float]:
     return {(one.against, one.compared or one): one.p for one in differences if one.p is not None}
 
 
-def threshold_of(differences: Iterable[Difference]) -> float:
-    """The largest p of a difference that holds among all of them (Benjamini-Hochberg)."""
-    return false_discovery_threshold(family(differences).values())
-
-
 def holds(difference: Difference, threshold: float) -> bool:
     """True if a difference is decided, and survives among all comparisons of its page."""
     decided = difference.verdict in (Verdict.LOWER, Verdict.HIGHER)
     return decided and difference.p is not None and difference.p <= threshold
 
 
-def account(differences: Iterable[Difference]) -> str:
+def account(differences: Sequence[Difference]) -> str:
     """Numbers of comparisons made, decided alone, and decided together."""
     if not (p_values := family(differences).values()):
         return ""
-    threshold = false_discovery_threshold(p_values)
+    threshold = threshold_of(differences)
     decided, together = (sum(p <= at for p in p_values) for at in (LEVEL, threshold))
     return (
         f"Comparisons on this page: {len(p_values)}. Decided one by one: {decided}; together as "
@@ -208,9 +192,8 @@ def account(differences: Iterable[Difference]) -> str:
 
 
 def verdict_in_words(difference: Difference, threshold: float) -> str:
-    """`lower by 1.2`; `lower by 1.2, alone` where it does not hold among all comparisons;
-    `undecided (±0.7)`, with the smallest effect that could have been decided; "" of one seed, which
-    leaves the whole row undecided."""
+    """`lower by 1.2`, with `, alone` where it does not hold among all comparisons; `undecided
+    (±0.7)`, with the smallest effect that could have been decided; "" of one seed."""
     if difference.verdict is Verdict.NO_SPREAD:
         return "undecided (all seeds alike)"
     if difference.decidable is None:
