@@ -5,8 +5,8 @@ import os
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory mapped, where by default tensors of 32 MiB and more go back to the system,
-    and every step pays for clearing pages anew. A user's own MALLOC_… settings stay."""
+    """Keep freed memory mapped. By default tensors of 32 MiB and more go back to the system, and
+    every step pays for zeroed pages again. A user's own MALLOC_… settings stay."""
     if {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"} & set(os.environ):
         return
     try:

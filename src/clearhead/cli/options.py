@@ -86,8 +86,8 @@ def _optional(kind: Any, markers: Any) -> Any:
 
 
 def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
-    """Read the `words` after a verb into the `Command` of its module, whose docstring the help
-    begins with; `default` is an instance whose values replace the Command's defaults."""
+    """Parse the `words` after a verb into the `Command` of its module, whose docstring opens the
+    help; `default` is an instance whose values replace the Command's defaults."""
     name = verb.__name__.rpartition(".")[2]
     options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
     _check_once(options)

@@ -19,7 +19,7 @@ from clearhead.records.identity import digest_of
 
 BLOCK = 1000  # sequences over which the weights of sources are met exactly
 IGNORED = -100  # a label that counts for nothing, as in Hugging Face models
-COMPUTED = 1 << 20  # windows of a pool whose order is computed where it is read, not written out
+COMPUTED = 1 << 20  # windows; the order of a larger pool is computed at each read, not stored
 MASK = "<|mask|>"
 """The token that stands for a hidden one."""
 _SHOWN_AS_MASK, _SHOWN_AS_ANOTHER = 0.8, 0.1  # BERT's rule; the rest is shown as it is
@@ -145,8 +145,8 @@ class Batches:
 
 
 def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Labels, positions and documents as `Batches.batch` has them, of int64 windows, where
-    documents begin at `opens_BT`, bool."""
+    """Labels, positions and documents of int64 windows, as in `Batches.batch`; documents begin
+    where `opens_BT`, bool, is True."""
     index_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
     began_BT = torch.where(opens_BT, index_T, 0).cummax(dim=1).values
     return {
@@ -157,8 +157,8 @@ def document_inputs(ids_BT: torch.Tensor, opens_BT: torch.Tensor) -> dict[str, t
 
 
 def document_starts(ids_BT: torch.Tensor, tokenizer: Any) -> torch.Tensor:
-    """True where documents begin in windows, bool [B, T], but not at a window's first token: after
-    an end token, and if the tokenizer has a begin token (maybe the same, as in GPT-2), at it."""
+    """Starts of documents within windows, bool [B, T]: tokens that follow an end token and, if the
+    tokenizer has a begin token, are one. A window's first token is never marked."""
     opens_BT = F.pad(ids_BT[:, :-1] == tokenizer.eos_token_id, (1, 0))
     if tokenizer.bos_token_id is not None:
         opens_BT &= ids_BT == tokenizer.bos_token_id
@@ -176,10 +176,9 @@ def windows(
 ) -> Iterator[torch.Tensor]:
     """Yield windows for evaluation, int64 [length]: text in order, without overlap.
 
-    Each stream is cut from its first token on, or with `at="documents"` is the beginning of each
-    document as long as a window; weights play no part. `count` windows, or all if there are fewer,
-    are shared among the sources by how many each holds: the first of each, or under another `seed`
-    than 0 drawn from all of it.
+    Streams are cut from their first token on; with `at="documents"` each document with `length`
+    tokens gives its beginning. Weights play no part. Sources share `count` windows, or all if there
+    are fewer, in proportion to their own: the first, or under a `seed` other than 0 random ones.
 
     Raises:
         ClearheadError: at the call, where the split holds no window of this length.
@@ -220,7 +219,7 @@ def apportion(seats: int, weights: Sequence[float]) -> list[int]:
 
 
 def with_mask_token(corpus: Corpus) -> Corpus:
-    """The corpus with a tokenizer that has a mask token: its own, or `MASK` as a new entry.
+    """The corpus with a mask token in its tokenizer: its own, or `MASK` as a new entry.
     No text encodes to it, so tokens and fingerprint are unchanged."""
     if corpus.tokenizer.mask_token_id is not None:
         return corpus
@@ -251,8 +250,8 @@ class Masking:
         self._ordinary = np.setdiff1d(known, self._special)
 
     def __call__(self, ids_BT: np.ndarray, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """Masked inputs, and the labels, −100 but where a token is hidden: int64 [B, T] both, and
-        functions of `label`."""
+        """Masked inputs and labels, int64 [B, T] each, functions of `label`; labels are −100
+        where no token is hidden."""
         raw = raw_numbers(label, 3 * ids_BT.size).reshape(3, *ids_BT.shape)
         ordinary_BT = ~np.isin(ids_BT, self._special)
         # Ranks of random numbers; those of special tokens come last.

@@ -31,7 +31,7 @@ _TUNING, _TUNING_SHARE = "tuning", 0.1
 _FORMAT = 1  # to be raised when the same text would give other tokens
 _INDEX = "corpus.json"
 _ADVICE = "make room, or name another folder (cache, or $CLEARHEAD_CACHE)"
-# Text that is in the tokenizer at once, which keeps about 100 bytes for each id.
+# Text in the tokenizer at once; it keeps about 100 bytes for each id.
 _BATCH_CHARACTERS = 1 << 20
 _PIECE_CHARACTERS = 1 << 20
 
@@ -60,9 +60,9 @@ class TokenStream:
         return len(self.tokens)
 
     def window(self, start: int, length: int) -> np.ndarray:
-        """`length` tokens from `start` on, int64, read from the file: pages of a mapping count as
-        this process's memory, and in no order bring 32 times as much around them. A ClearheadError
-        if the file was cut short."""
+        """`length` tokens from `start` on, int64, read from the file: a mapping's pages count as
+        this process's memory, and random reads would load 32 times the bytes wanted. A
+        ClearheadError if the file was cut short."""
         if self.file is None:
             return self.tokens[start : start + length].astype(np.int64)
         size = self.tokens.itemsize
@@ -75,7 +75,7 @@ class TokenStream:
         return np.frombuffer(data, self.tokens.dtype).astype(np.int64)
 
     def openings(self, start: int, length: int) -> np.ndarray:
-        """True where in a window a document begins, bool [length]."""
+        """True at the first token of each document in a window, bool [length]."""
         low, high = np.searchsorted(self.starts, [start, start + length])
         opens_T = np.zeros(length, dtype=bool)
         opens_T[self.starts[low:high] - start] = True
@@ -116,8 +116,8 @@ class Corpus:
         return self.streams[choose("split", name, SPLITS)]
 
     def for_tuning(self) -> "Corpus":
-        """The training text, the last tenth of each source held out (at a document, if one begins
-        there) in place of the validation split: for settings chosen on text no result reports."""
+        """A corpus for choosing settings, on text that no result reports: the last tenth of each
+        source's training text (from a document's start, if one is there) is held out."""
         parts = []
         for stream in self.streams["train"]:
             cut = round((1 - _TUNING_SHARE) * len(stream))
@@ -188,13 +188,13 @@ def prepare(
     found = sources.find(config, say)
     scans = [sources.scan(source, config.cache_folder, say) for source in found]
     cutoff = sources.threshold(scans, config.validation)
-    # Of all that determines the tokens of a build.
+    # A build's tokens are determined by these.
     identity = tokenizers.identity(tokenizer, config.vocabulary)
     content = digest_of([_FORMAT, identity, cutoff, [one.digest for one in scans]])
-    # Weights choose what is read of the tokens: another run, but no other tokens.
+    # Weights change which tokens are read, hence the run, but not the tokens.
     fingerprint = digest_of([content, [one.source.weight for one in scans]])
-    orders = [fingerprint, digest_of([fingerprint, _TUNING])]  # and large ones, with other batches
-    orders += [digest_of([order, "feistel"]) for order in orders]
+    orders = [fingerprint, digest_of([fingerprint, _TUNING])]
+    orders += [digest_of([order, "feistel"]) for order in orders]  # of large corpora
     if began is not None and began.partition(",")[0] not in orders:
         names = ", ".join(one.source.spec for one in scans)
         raise ClearheadError(
@@ -222,7 +222,7 @@ def prepare(
             )
             for split in SPLITS
         }
-        # A tokenizer that was given is not read again: a copy of one with code would need it.
+        # A given tokenizer is not read back: one with code of its own would need that code.
         if tokenizer is None:
             name = "byte-level BPE trained on the training documents"
             tokenizer = load_tokenizer(target / "tokenizer")
@@ -308,7 +308,7 @@ def _tokenise(
 
 
 def _pieces(scans: list[SourceScan], cutoff: int, say: Progress) -> Iterator[_Piece]:
-    """The text of all sources, compared with the scans."""
+    """Documents of all sources, checked against the scans."""
     size, done, tenths = sum(one.size for one in scans), 0, 0
     for number, known in enumerate(scans):
         digest = hashlib.sha256()
@@ -323,8 +323,8 @@ def _pieces(scans: list[SourceScan], cutoff: int, say: Progress) -> Iterator[_Pi
                 tenths = 10 * done // size
                 say(f"tokenising: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
         if digest.hexdigest() != known.digest:
-            for kept in (one.kept for one in scans if one.kept is not None):
-                kept.unlink(missing_ok=True)
+            for cache_file in (one.cache_file for one in scans if one.cache_file is not None):
+                cache_file.unlink(missing_ok=True)
             raise ClearheadError(f"data {known.source.spec!r} changed while it was read; run again")
 
 

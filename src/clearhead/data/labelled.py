@@ -47,15 +47,15 @@ def read_rows(
     `options` is the prefix of the options that name fields."""
     path = Path(os.path.expanduser(source))
     if source.startswith(readers.HUB):
-        found = readers.hub_rows(source, readers.pinned_revision(source, cache, progress))
+        entries = readers.hub_rows(source, readers.pinned_revision(source, cache, progress))
     elif path.is_file() and readers.ending(path.name) == readers.JSON_LINES:
-        found = readers.json_rows(path)
+        entries = readers.json_rows(path)
     else:
         raise ClearheadError(
             f"{source!r}: no such file of JSON lines; give a .jsonl(.gz) file, or hf:NAME"
         )
     rows = []
-    for where, row in found:
+    for where, row in entries:
         text = readers.text_of(row, task.text, where, f"{options}text-field")
         pair = None
         if task.pair is not None:

@@ -162,8 +162,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def pinned_revision(spec: str, cache: Path, progress: Callable[[str], None]) -> str | None:
-    """The revision of a data set at its first use, when the hub is queried and `cache` keeps it;
-    None of a local folder."""
+    """A data set's revision, queried from the hub at its first use and then read from `cache`;
+    None for a local folder."""
     name, _, _ = _parse_hub(spec)
     if Path(name).is_dir():
         return None

@@ -49,8 +49,8 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """One source of text: its files in order, none for synthetic texts and data sets of the hub,
-    which have a `revision`, and its weight if it has one."""
+    """One source of text: its files in order, and its weight if it has one. Synthetic texts and
+    data sets of the hub have no files; the latter have a `revision`."""
 
     spec: str
     weight: float | None
@@ -111,8 +111,8 @@ def parse(word: str) -> tuple[str, float | None]:
 
 
 def find(config: DataConfig, progress: Callable[[str], None]) -> tuple[Source, ...]:
-    """The sources of a config; one without a weight among weighted ones takes what these leave of
-    1. The hub is asked for the revisions of its data sets."""
+    """The sources of a config. One without a weight beside weighted ones gets the rest, up to 1.
+    Revisions of data sets are queried from the hub."""
     parsed = [parse(word) for word in config.data]
     weights = [weight for _, weight in parsed if weight is not None]
     rest = 1 - sum(weights) if weights else None
@@ -199,11 +199,11 @@ def _walk(
 
 
 class SourceScan(NamedTuple):
-    """A source and its content, which the file `kept` has: bytes of text (`size`), a hash of all
+    """A source and its content, summarised in `cache_file`: bytes of text (`size`), a hash of all
     texts, the number left out by reason, and the smallest and largest `Document.key`."""
 
     source: Source
-    kept: Path | None
+    cache_file: Path | None
     documents: int
     size: int
     digest: str
@@ -228,12 +228,12 @@ def scan(source: Source, cache: Path, progress: Callable[[str], None]) -> Source
 
     files = [path.absolute() for path in source.files]
     key = [_READING, source.spec, source.text_field, source.limit, source.revision]
-    kept = None  # generated text, and a folder in place of a data set, are read anew
+    cache_file = None  # generated text, and a folder in place of a data set, are read anew
     if files or source.revision is not None:
         name = digest_of([source.spec, source.text_field, source.limit])
-        kept = cache / "surveys" / f"{name[:32]}.json"
-    values, known = remembered(kept, files, [*key, list(map(str, files))], read)
-    scanned = SourceScan(source, kept, *values)
+        cache_file = cache / "surveys" / f"{name[:32]}.json"
+    values, known = remembered(cache_file, files, [*key, list(map(str, files))], read)
+    scanned = SourceScan(source, cache_file, *values)
     left_out = ", ".join(f"{number} {reason}" for reason, number in scanned.skipped.items())
     if not scanned.documents:
         raise ClearheadError(
@@ -278,7 +278,7 @@ def sample(scans: Sequence[SourceScan], cutoff: int) -> Iterator[str]:
 def remembered(
     path: Path | None, files: Sequence[Path], key: Any, compute: Callable[[], Any]
 ) -> tuple[Any, bool]:
-    """The JSON value that `compute` returns, and True if it was reused from `path`: while `key`
+    """The JSON value that `compute` returns, and True if `path` had it: it is reused while `key`
     (JSON) and every file's size, times and inode are unchanged. Nothing is stored if a file is
     missing, or so new that it may change unnoticed, or the folder cannot be written."""
     try:

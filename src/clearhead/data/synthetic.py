@@ -96,7 +96,7 @@ VALUES = _words(
     "oil paper park path pen people picture plant queen rain ring river road rock room rope rose "
     "salt school sea seat seed shell ship shoe shop silver sister snow song south"
 )
-VOCABULARY = (*KEYS, *VALUES)  # of backcopy, as many as it takes
+VOCABULARY = (*KEYS, *VALUES)  # backcopy uses the first ones
 _WHO = _words("man woman boy girl farmer sailor teacher doctor soldier king baker painter")
 _WHAT = _words("old young quiet happy tired careful proud gentle poor clever tall kind")
 _DID = _words("carried found lost sold wanted painted kept dropped hid bought saw took")
@@ -161,9 +161,9 @@ def _values(evaluation: bool) -> dict[str, tuple[str, ...]]:
     return {key: values for key, values in allowed.items() if values}
 
 
-def listing(name: str, found: Sequence[tuple[str, str]]) -> str:
+def listing(name: str, pairs: Sequence[tuple[str, str]]) -> str:
     """Pairs as text; each word follows a space, so that it is always the same token."""
-    return f"{name}:" + ",".join(f" {key} {value}" for key, value in found) + "."
+    return f"{name}:" + ",".join(f" {key} {value}" for key, value in pairs) + "."
 
 
 def _drawn(draw: Callable[[], str], evaluation: bool) -> str:

@@ -66,7 +66,7 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 
 def yielded(tokenizer: Any) -> dict[int, str]:
-    """{id: vocabulary entry} of the ids that encoding the entry's text yields, no special ones."""
+    """{id: entry} of the vocabulary entries whose own text encodes to that id; none is special."""
     added = tokenizer.added_tokens_decoder
     special = {id for id, token in added.items() if token.special} | {*tokenizer.all_special_ids}
     words = {id: word for word, id in tokenizer.get_vocab().items() if id not in special}

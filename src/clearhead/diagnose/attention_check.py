@@ -180,8 +180,8 @@ class _Check:
 
 
 def _errors(answer: Answer, exact: Answer) -> tuple[float, dict[str, float]]:
-    """‖error‖ / ‖exact‖ of the logits, and of each parameter's gradient: of one that is rounding,
-    such as that of a key's bias, by a thousandth of the largest gradient."""
+    """‖error‖ / ‖exact‖ of the logits, and of each parameter's gradient. A gradient that is mere
+    rounding, such as a key bias's, is divided by a thousandth of the largest one."""
     output = (answer.logits - exact.logits).norm().item() / exact.logits.norm().item()
     if not answer.gradients:
         return output, {}

@@ -183,7 +183,7 @@ class KeyValueSizes:
 
 
 def _largest(x_BGSD: Tensor) -> tuple[float, list[int]]:
-    """The largest |x|, and its token, head and channel: of numbers that are equal to rounding the
+    """The largest |x|, with its token, head and channel: of numbers equal up to rounding, the
     earliest token's, whatever the batch."""
     top_SGD = x_BGSD.abs().amax(0).transpose(0, 1)
     value = float(top_SGD.max())

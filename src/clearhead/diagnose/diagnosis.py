@@ -200,7 +200,7 @@ def _quotient(above: float | None, below: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisTask:
-    """The diagnosis of one model on windows of `length` tokens, at most so many: one cell
+    """The diagnosis of one model on at most `windows` windows of `length` tokens: one cell
     (`measure.sweep.Task`)."""
 
     length: int

@@ -19,7 +19,7 @@ from clearhead.nn import REGISTRY
 from clearhead.nn.attention import Attention
 from clearhead.probe.attention_call import AttentionCall, shown
 
-PAIRS = 64  # of a query and a key, sampled of each text and layer by fixed seeds
+PAIRS = 64  # (query, key) pairs sampled for each text and layer, by fixed seeds
 NEAR, FAR = 4, 12  # keys: the nearest, and those just beyond, by which order is judged
 # Angles this close to 0 are rounding: collinear attention starts there exactly.
 _ROUNDING = 1e-3
@@ -104,7 +104,7 @@ def scores(h: Tensor, rotary: Tensor, distances: Tensor) -> Tensor:
 
 def rotary_of(model: Any, module: nn.Module, layer: int, keys: int) -> Tensor | str:
     """Frequencies θ of a layer on a text of `keys` tokens, float64 [rotary pairs], or the reason
-    why they are unknown: of a model that `clearhead convert` reads in another layout or not."""
+    why they are unknown: `clearhead convert` reads the model in another layout, or not at all."""
     if isinstance(module, Attention):
         spec = module.layer
     else:

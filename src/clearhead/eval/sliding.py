@@ -105,8 +105,8 @@ def sliding(
 
 
 def plain_head(model: Any) -> Any:
-    """The head, if applied to the last hidden state it alone makes the logits, as tested on two
-    tokens: some models scale or cap them; else None."""
+    """The output head, if its product with the last hidden state is the logits, as tested on two
+    tokens; None for models that scale or cap them."""
     head = model.get_output_embeddings()
     if head is None or model.base_model is model:
         return None
@@ -119,8 +119,8 @@ def plain_head(model: Any) -> Any:
 def logits_of(
     model: Any, head: Any, ids_BT: Tensor, first: int = 1, **inputs: Tensor
 ) -> Iterator[Tensor]:
-    """Yield the logits that predict the tokens from `first` on, row by row, in parts [N, V]; with a
-    `plain_head` of predicted tokens only, so that [B, T, V] is never stored."""
+    """Yield the logits that predict the tokens from `first` on, row by row, in parts [N, V]. A
+    `plain_head` computes predicted tokens only, so that [B, T, V] is never stored."""
     reset_dynamic_rope(model)
     options: dict[str, Any] = {"input_ids": ids_BT, "use_cache": False, **inputs}
     if head is not None:

@@ -323,15 +323,15 @@ _MODELS = {"base", "model", "models"}
 class Job:
     """A configuration to run, and the records that it writes."""
 
-    name: str  # and of its log: sweeps/6-layers/sas-8e-3
+    name: str  # also its log's: sweeps/6-layers/sas-8e-3
     config: Any
-    records: Path  # of a conversion the record in its folder
+    records: Path  # a conversion's is conversion.json
     arm: str = ""
     label: str = ""
     seed: int = 0
-    model: Path | None = None  # the folder of the model that it leaves
-    after: "Job | None" = None  # the job that leaves the model that it reads
-    swept: tuple[float, ...] = ()  # learning rates from which that of a training was chosen
+    model: Path | None = None  # folder of the model that it writes
+    after: "Job | None" = None  # the job that writes the model that it reads
+    swept: tuple[float, ...] = ()  # learning rates among which a training's was chosen
 
     @property
     def key(self) -> str:

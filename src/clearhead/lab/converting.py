@@ -66,7 +66,7 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
         made, lines = ways.get(config.purpose or "", conversion.converted)(model), []
         with in_float32(model), in_float32(made):
             relative = conversion.logit_difference(model, made)
-        # Their float32 weights have been compared: what is left is what rounding does.
+        # Their float32 weights have been compared: only rounding is left.
         same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
         about = {**same, "relative": relative}
     kinds = {"from": type(model).__name__, "to": type(made).__name__}
@@ -74,7 +74,7 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
     _write(config.output, made, tokenizer, record)
     before, after = dtype_name(model), dtype_name(made)
     outcome = "with equal logits"
-    if about.get("prefix"):  # checked, before any rounding
+    if about.get("prefix"):  # compared before any rounding
         outcome = f"the same function after the prefix {about['prefix']['text']!r}"
     elif not about["same_in_float32"]:
         outcome = "another function, for clearhead train --from to go on with"

@@ -183,8 +183,8 @@ def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
 
 
 class _Rows(Statistic):
-    """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each; but of
-    the first query, which sees one token alone."""
+    """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each. The
+    first query, which sees one token, is left out."""
 
     def __init__(self, layers: int) -> None:
         self.shares, self.totals = ([list[Tensor]() for _ in range(layers)] for _ in range(2))

@@ -62,7 +62,7 @@ def fitted(
     name: str, size: str, corpus: Corpus, settings: TrainConfig, **changes: Any
 ) -> ClearheadConfig:
     """The preset with the corpus's vocabulary and special tokens, and room for its windows; the
-    user's own `changes` win, but a vocab_size that leaves out ids."""
+    user's `changes` win, except a vocab_size too small for the ids."""
     base = preset(name, size, **changes)
     ids = corpus.vocabulary_size
     if "vocab_size" in changes and base.vocab_size < ids:
@@ -224,7 +224,7 @@ def run_training(job: TrainJob) -> TrainResult:
     it; OUTPUT/final is then a plain Hugging Face checkpoint."""
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
         resume = job.resume is not None
-        resumes = resume or world.restarted()  # in which all processes take part
+        resumes = resume or world.restarted()  # a collective call
 
         def check_folder() -> None:
             """Refuse a folder in use, and for a new run one with runs, before any text is read."""
@@ -251,7 +251,7 @@ def run_training(job: TrainJob) -> TrainResult:
             model = begun.model
             for line in begun.in_words():
                 say(line)
-            if resume:  # where it still reads the weights that it began with
+            if resume:  # it may read the weights that it began with
                 first = read_record(job.output)["description"].get("from") or {}
                 reads = job.train.lora or checkpoint.newest(job.output) is None
                 reads = reads or job.base != first.get("name")
@@ -314,12 +314,12 @@ def recorded(output: Path) -> TrainJob:
 
 
 def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
-    """The begun run with what `job` may change of it; another change is refused by its option."""
+    """The begun run with the changes that `job` may make; any other is refused by its option."""
     free = {f"--train.{key.replace('_', '-')}" for key in run_dir.FREE_KEYS | {"tokens"}}
     free |= {"--track", "--resume", "--data.cache", "--trust-remote-code"}
-    # The same content may lie elsewhere: its fingerprint is compared, not its place.
+    # Files may have moved: content is compared, by its fingerprint.
     free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
-    own = {"preset": "preset", "base": "--from", "set": "--set"}  # of a field; others have its name
+    own = {"preset": "preset", "base": "--from", "set": "--set"}  # not named as their fields
     names = [name for name, _, _ in differences(canonical(begun), canonical(job))]
     changed = {own.get(one.split(".")[0], f"--{one.replace('_', '-')}") for one in names}
     if fixed := sorted(changed - free):

@@ -246,12 +246,12 @@ class PlanConfig(OpensModels):
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of presets, such as num_hidden_layers=24."""
-    lengths: Suppress[tuple[Length, ...]] = ()  # of a text, in tokens, of `record_memory`
-    records: Suppress[Path | None] = None  # its file
+    lengths: Suppress[tuple[Length, ...]] = ()  # tokens of a text, for `record_memory`
+    records: Suppress[Path | None] = None  # its output
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Short and different: the run's folder rather than its "final"."""
+    """Short, distinct names: a run's folder rather than its "final"."""
     short = []
     for source in sources:
         path = Path(source.removeprefix(FRESH))

@@ -27,9 +27,9 @@ from clearhead.ops.visibility import Span, Visibility
 
 NAME = "clearhead"
 ROWS = 1024  # queries compared at a time
-# Kernels that leave out no query at a padded key's place: of cross-attention it is another's.
+# Kernels that compute every query: of cross-attention, padding of keys says nothing of queries.
 EVERY_QUERY = "split-decode,products,cpu-flash,tiles"
-# Keywords of transformers' attention functions that say nothing, or what the mask says.
+# Keywords of transformers' attention functions without effect, or already in the mask.
 HARMLESS = {
     *("cache_params", "cache_position", "deterministic", "encoder_hidden_states", "is_causal"),
     *("num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values"),
@@ -110,7 +110,7 @@ class KeyMask(Tensor):
     """The mask of a layer's attention as `attend_with_sinks` reads it: empty, [0, 1, T, S]."""
 
     visibility: Visibility
-    keys: int  # that exist of the S, for which a static cache has room
+    keys: int  # those in use, of the S slots of a static cache
     model: str  # its model_type
 
     @classmethod

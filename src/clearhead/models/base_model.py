@@ -97,19 +97,19 @@ class ClearheadModel(ClearheadPreTrainedModel):
         self.other_positions = nn.ModuleDict({key: _position(one) for key, one in others.items()})
         positions: Any = [self.position, *self.other_positions.values()]
         limits = {each.layer.position: each.longest() for each in positions}
-        # Positions that each kind of position tells apart, and those that are added tell apart.
+        # By kind, the longest text that positions allow; and that of positions added to the input.
         self.limits = {name: limit for name, limit in limits.items() if limit is not None}
         self.longest: int | None = self.position.longest()
-        self.prefix_length = max([each.prefix_length for each in attentions])  # of learned keys
+        self.prefix_length = max([each.prefix_length for each in attentions])
         self.windowed = {each.window for each in attentions} != {None}
         self.gated = {each.decay for each in attentions} != {None}  # caches gates beside keys
-        self.prepares_late = True in {each.cache_unrotated for each in attentions}  # keys, as read
+        self.prepares_late = True in {each.cache_unrotated for each in attentions}  # at each read
         self.norm = REGISTRY.find("norm", config.outer_norm).build(
             config.hidden_size, config.norm_eps
         )
         self.project_out = projection(config.hidden_size)
         self.gradient_checkpointing = False
-        self.followed = not moves(self)  # by a training that moves its annealed parts
+        self.followed = not moves(self)  # a training loop moves its annealed parts
         self.post_init()
 
     @can_return_tuple

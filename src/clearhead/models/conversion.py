@@ -43,7 +43,7 @@ def converted(model: Any, *, share: bool = False) -> Any:
     refuse_quantised(model.config)
     _require_sound(model)
     with in_float32(model) as rounded:
-        made = rounded(with_equal_logits(model, _convert(model, share=share)))
+        result = rounded(with_equal_logits(model, _convert(model, share=share)))
     rope = getattr(model.config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         say(
@@ -51,7 +51,7 @@ def converted(model: Any, *, share: bool = False) -> Any:
             "equal for one text without a cache; in a batch, and with a cache, transformers and "
             "clearhead choose other bases (docs/mechanisms.md)"
         )
-    return made
+    return result
 
 
 def for_serving(model: Any) -> Any:
@@ -126,15 +126,15 @@ def _as_servers_load(model: Any, form: Callable[[Any], Any]) -> Any:
         raise ClearheadError(f"a {type(model).__name__} is served as it is: leave --for out")
     _require_sound(model)
     with in_float32(model) as rounded:
-        made = with_equal_logits(model, form(model))
-        wide = [(tensor, tensor.data) for tensor in chain(made.parameters(), made.buffers())]
-        rounded(made)
-        with in_float32(made):
-            equal = logit_difference(model, made) <= TOLERANCE
+        result = with_equal_logits(model, form(model))
+        wide = [(tensor, tensor.data) for tensor in chain(result.parameters(), result.buffers())]
+        rounded(result)
+        with in_float32(result):
+            equal = logit_difference(model, result) <= TOLERANCE
         if not equal:
             for tensor, data in wide:
                 tensor.data = data
-    return made
+    return result
 
 
 @contextmanager
@@ -148,8 +148,8 @@ def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
     narrow = [(each, each.dtype) for each in tensors if each.dtype.itemsize == 2]
     name_of, dtype = dtype_name(model), model.dtype
 
-    def rounded(made: Any) -> Any:
-        saved = made.state_dict(keep_vars=True) if narrow else {}
+    def rounded(result: Any) -> Any:
+        saved = result.state_dict(keep_vars=True) if narrow else {}
         for name, tensor in saved.items():
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
@@ -157,7 +157,7 @@ def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
                     raise ClearheadError(
                         f"{name} has weights beyond the range of {name_of}: convert a float32 copy"
                     )
-        return made
+        return result
 
     for tensor, _ in narrow:
         tensor.data = tensor.data.float()
@@ -168,14 +168,14 @@ def in_float32(model: Any) -> Iterator[Callable[[Any], Any]]:
             tensor.data = tensor.data.to(own)
 
 
-def with_equal_logits(model: Any, made: Any) -> Any:
-    """Return `made`, or raise a ClearheadError where its logits are not those of the model."""
-    difference = logit_difference(model, made)
+def with_equal_logits(model: Any, result: Any) -> Any:
+    """Return `result`, or raise a ClearheadError where its logits are not those of the model."""
+    difference = logit_difference(model, result)
     if not difference <= TOLERANCE:  # nor where it is no number
         raise ClearheadError(
             f"the converted {type(model).__name__} gives other logits, by {difference:.2g} of them"
         )
-    return made
+    return result
 
 
 def imported(model: Any) -> ClearheadForCausalLM:
@@ -233,13 +233,13 @@ def refuse_quantised(config: Any, name: str = "the model") -> None:
     )
 
 
-def logit_difference(model: Any, made: Any) -> float:
+def logit_difference(model: Any, result: Any) -> float:
     """‖difference‖ / ‖first's‖ of two models' logits on random tokens (Euclidean norms)."""
     draw = torch.Generator().manual_seed(0)
     count = min(_TOKENS, model.config.max_position_embeddings)
     ids = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
     with torch.no_grad():
-        one, other = (each(input_ids=ids).logits.double() for each in (model.eval(), made))
+        one, other = (each(input_ids=ids).logits.double() for each in (model.eval(), result))
     length = float(one.norm())
     if not 0 < length < math.inf:
         what = "not finite" if length else "all 0"

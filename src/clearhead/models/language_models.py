@@ -28,8 +28,8 @@ REGRESSION, CLASSES = "regression", "single_label_classification"
 
 
 def check_labels(labels: Tensor, x_BTC: Tensor, vocabulary: int, mean_from: int | None) -> None:
-    """Refuse labels that are not int64 [B, T], below `vocabulary` or −100 (no loss there); and a
-    mean over none from index `mean_from` on."""
+    """Refuse labels other than int64 [B, T], each below `vocabulary` or −100 (no loss); and a mean
+    over no label from index `mean_from` on."""
     if labels.shape != x_BTC.shape[:2] or labels.dtype != torch.int64:
         found = f"{labels.dtype} {list(labels.shape)}"
         raise ClearheadError(f"labels must be int64 {list(x_BTC.shape[:2])}; found {found}")

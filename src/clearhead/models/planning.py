@@ -20,11 +20,11 @@ from clearhead.nn import REGISTRY
 from clearhead.nn.positionwise import EmbeddingProjection
 from clearhead.terminal import hushed
 
-# The baseline's shape: what of a user's changes it has too when a preset is matched to it.
+# A user's changes of these apply to the baseline too when a preset is matched to it.
 _SHAPE = {"hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"}
 _SHAPE |= {"head_dim", "max_position_embeddings", "mlp", "bias"}
-_DERIVES = ("hidden_size", "mlp", "bias")  # another value of these has another MLP width
-_STEP = 8  # of a matched MLP width, as tensor cores want it
+_DERIVES = ("hidden_size", "mlp", "bias")  # the MLP's width follows from these
+_STEP = 8  # matched MLP widths are multiples, for tensor cores
 
 
 def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
@@ -61,7 +61,7 @@ def _keys(size: str, own: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[s
     if any(keys.get(key) != before.get(key) for key in _DERIVES):
         keys.pop("intermediate_size", None)
     if keys.get("position", "rope") not in ("rope", "xpos"):
-        keys.pop("rope_parameters", None)  # the size's, for models that rotate
+        keys.pop("rope_parameters", None)  # a size's are for rotary models
     return keys
 
 

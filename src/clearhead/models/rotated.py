@@ -71,25 +71,25 @@ def rotated(
     check_rotation(model.config, parts)
     untied = not model.config.tie_word_embeddings
     if "residual" in parts and not untied and model.model.norm.weight.numel() > 1:
-        made = started(model, {"embedding_projection": True}).model
+        result = started(model, {"embedding_projection": True}).model
     else:  # `merged` copies where there is something to merge
-        made = merged(model) if "residual" in parts and untied else model
-        if made is model:
-            made = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
+        result = merged(model) if "residual" in parts and untied else model
+        if result is model:
+            result = filled(ClearheadForCausalLM, deepcopy(model.config), model.state_dict(), model)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        size = made.config.hidden_size if "residual" in parts else 0
-        turn = _orthogonal(size, draw).to(made.device)
+        size = result.config.hidden_size if "residual" in parts else 0
+        turn = _orthogonal(size, draw).to(result.device)
         if "values" in parts:
-            for layer in made.model.layers:
+            for layer in result.model.layers:
                 _turn_values(layer.self_attn, draw)
         if learn:  # from the rows as the other rotations leave them
-            readers = chain.from_iterable(map(_readers, made.model.layers))
+            readers = chain.from_iterable(map(_readers, result.model.layers))
             gained = (linear.weight * norm.weight / _scale(norm) for linear, norm in readers)
             turn = turn @ learned_rotation(gained, turn)
         if size:
-            _turn_residual(made, turn)
-    return made
+            _turn_residual(result, turn)
+    return result
 
 
 def check_rotation(config: ClearheadConfig, parts: Sequence[Part]) -> None:
@@ -209,9 +209,9 @@ def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
     """The same function with rows of equal largest |weight| in every up projection; other weights
     are shared with the model."""
     check_equalised(model)
-    made = filled(ClearheadForCausalLM, model.config, model.state_dict(), model, share=True)
+    result = filled(ClearheadForCausalLM, model.config, model.state_dict(), model, share=True)
     with torch.no_grad():
-        for layer in made.model.layers:
+        for layer in result.model.layers:
             up, down = layer.mlp.up_proj, layer.mlp.down_proj.weight
             sizes_O = up.weight.double().abs().amax(1)
             if not (nonzero := sizes_O[sizes_O > 0]).numel():
@@ -219,12 +219,12 @@ def equalised(model: ClearheadForCausalLM) -> ClearheadForCausalLM:
             scale_O = (sizes_O / nonzero.median()).clamp(min=SMALLEST)
             scale_O = torch.where(sizes_O > 0, scale_O, 1.0)
             # New tensors: the model keeps its own.
-            up.weight.data = (up.weight.double() / scale_O[:, None]).to(made.dtype)
+            up.weight.data = (up.weight.double() / scale_O[:, None]).to(result.dtype)
             if up.bias is not None:
-                up.bias.data = (up.bias.double() / scale_O).to(made.dtype)
+                up.bias.data = (up.bias.double() / scale_O).to(result.dtype)
             # The rotation before the down projection is part of its weights.
-            down.data = rotate_channels(rotate_channels(down.double()) * scale_O).to(made.dtype)
-    return made
+            down.data = rotate_channels(rotate_channels(down.double()) * scale_O).to(result.dtype)
+    return result
 
 
 def check_equalised(model: ClearheadForCausalLM) -> None:

@@ -82,7 +82,7 @@ class Choice(NamedTuple):
 def select_kernel(
     call: Call, kernel: str | None = None, kind: str = PLAIN, sink: bool = False
 ) -> str:
-    """The name of the kernel in `KERNELS` that computes this; "" if none does a kind but PLAIN.
+    """Name of the `KERNELS` entry that computes this; "" where none computes a kind but PLAIN.
 
     `kernel` has names to be tried in order, by default CLEARHEAD_ATTENTION_KERNEL's, or all.
     """

@@ -14,7 +14,7 @@ ROWS = 128
 
 
 def refuses(request: Request) -> None:
-    """It serves all."""
+    """Refuses nothing."""
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def backward(call: Call, grad: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, 
 
 
 def _within(x_BHSN: Tensor, first: int, end: int) -> Tensor:
-    """Keys of a span; uncut where these are all: Inductor cannot cut keys of unknown number."""
+    """Keys of a span; x itself if it is all: Inductor cannot slice an unknown number of keys."""
     whole = first == 0 and end == x_BHSN.shape[2]
     return x_BHSN if whole else x_BHSN[:, :, first:end]
 

@@ -14,8 +14,8 @@ from clearhead.optim.rotations import plain_name
 
 Named = tuple[str, nn.Parameter]
 
-# What is added and multiplies nothing, of two or more dimensions too: biases, learned keys and
-# values of attention among them. Transformers' Trainer spares what is called a bias as well.
+# Parameters that are added, not multiplied, whatever their dimensions: biases, learned keys and
+# values of attention. Like transformers' Trainer, weight decay spares anything named bias.
 ADDED = ("*bias*", "*.normalizer.key")
 
 

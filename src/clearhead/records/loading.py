@@ -1,6 +1,9 @@
-"""Records in files, to which lines are only appended, so that a stopped measurement resumes: `run`
-headers, and under each name lines of other `KINDS`. Lines of a sweep name their "cell", and count
-once the line of kind `cell` that closes it is there: the latest of a place and draw.
+"""Records in files, to which lines are only appended, so that a stopped measurement resumes.
+
+A file holds, one JSON object a line, `run` headers and under each name `measure` lines, besides
+`step` (the training curve), `attention` (one map), `curve` (x and y), `channel` (an outlier),
+`note` (a part that could not be measured) and `advice`. Lines of a sweep name their "cell", and
+count once its closing line, of kind `cell`, is there; a later cell replaces an equal one.
 """
 
 import json

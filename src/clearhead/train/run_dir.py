@@ -126,17 +126,17 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"train": config, "model": record["model"], "data": {"fingerprint": record.get("data")}}
 
 
-def refuse_changes(place: Path, asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to resume in `place` where its settings, `asked`, differ from those `wanted` now, both
-    JSON values by section. Keys that "model" lacks have clearhead's defaults, or count as equal in
-    another library's model."""
+def refuse_changes(place: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to resume in `place` where its settings, as `recorded`, differ from those `wanted`,
+    both JSON values by section. Keys that "model" lacks have clearhead's defaults, or count as
+    equal in another library's model."""
     wanted = canonical(wanted)
     usual = dict(wanted.get("model", {}))
     if usual.get("model_type") == ClearheadConfig.model_type:
         usual |= json.loads(ClearheadConfig().to_json_string(use_diff=False))
     changes = []
     for section, now in wanted.items():
-        before = asked.get(section)
+        before = recorded.get(section)
         pairs = [(section, before, now)]
         if isinstance(now, dict):
             before = usual | renamed(before or {}) if section == "model" else before or {}

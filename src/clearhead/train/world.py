@@ -60,8 +60,8 @@ class World:
         return self.gather(answer, self.control)[0]
 
     def in_turn(self, call: Callable[[], T]) -> T:
-        """Run `call` in every process, on each machine first in its first: the others find cached
-        what it made, such as tokens."""
+        """Run `call` in every process, in each machine's first one before the others, which then
+        find its results, such as tokens, in the cache."""
         leads = self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
         value: Any = None
         for turn in (True, False):
@@ -110,7 +110,7 @@ _worlds: list[World] = []  # the one joined, where one is
 @contextmanager
 def joined(seconds: float, *, alone: bool = True) -> Iterator[World]:
     """Join torchrun's process group for the body; nested, a no-op. `seconds` is the timeout for
-    waiting on another process; `alone` leaves a process that torchrun did not start without one."""
+    waiting on another process; with `alone` a process that torchrun did not start joins none."""
     torchrun = not os.environ.keys().isdisjoint(("RANK", "WORLD_SIZE"))
     if _worlds or (alone and not torchrun and not dist.is_initialized()):
         yield _worlds[-1] if _worlds else ALONE

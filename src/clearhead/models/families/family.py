@@ -41,8 +41,8 @@ class Family:
     axes: Callable[[Any], dict[str, Any]]  # clearhead's settings that have other names
     # {setting: the only value of it that clearhead supports}
     needs: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
-    settings: Callable[[ClearheadConfig], dict[str, Any]] = lambda ours: {}  # the family's
-    suits: Callable[[ClearheadConfig], bool] = lambda ours: False  # is exported to this family
+    settings: Callable[[ClearheadConfig], dict[str, Any]] = lambda ours: {}  # the family's settings
+    suits: Callable[[ClearheadConfig], bool] = lambda ours: False  # True: exported to this family
     names: Mapping[str, str] = field(default_factory=dict)  # {part of a name: clearhead's}, in turn
     # Changes of the weights on import and export, under clearhead's names.
     read: Callable[[State, Any], State] = lambda state, theirs: state
