@@ -182,7 +182,7 @@ def windows(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What --deploy saves is loaded in this process: a new one takes ten seconds (test_saving)."""
+    """What --deploy saves is loaded in this process: a new one takes seconds (test_quantize)."""
     pool = "clearhead.lab.saving.ProcessPoolExecutor"
     monkeypatch.setattr(pool, lambda count, context: ThreadPoolExecutor(count))
 
