@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -146,8 +147,9 @@ IN_A_TERMINAL = """import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.setsid()
 terminal = os.open(sys.argv[1], os.O_RDWR)
-for stream in range(3):
+for stream, name in enumerate(("stdin", "stdout", "stderr")):
     os.dup2(terminal, stream)
+    setattr(sys, name, open(stream, "w" if stream else "r", closefd=False))
 from clearhead.cli import main
 main(sys.argv[2:])
 """
@@ -162,6 +164,7 @@ def test_a_closed_terminal_stops_the_run_as_a_signal_does(settings, warm, tmp_pa
     process = warm.start("-c", IN_A_TERMINAL, os.ttyname(theirs), *words, "--output", run)
     shown, metrics = b"", run / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):
+        assert select.select([terminal], [], [], 60)[0], shown
         shown += os.read(terminal, 4096)
     os.close(theirs)
     os.close(terminal)
