@@ -163,7 +163,7 @@ def test_what_cannot_be_saved(llama, model, windows, tmp_path, capsys):
     served, out = ("--save", tmp_path / "few"), ("--output", tmp_path / "few")
     short = ("--length", "100000", "--tokens", "100000", "--scheme", "w8a8-static")
     for words, said in (
-        ((*served, llama, "--scheme", "w8a8-coarse"), "cannot say w8a8-coarse: choose w8a8-token"),
+        ((*served, llama, "--scheme", "w8a8-coarse"), "cannot say w8a8-coarse: choose w8a8-static"),
         ((*served, llama, "--scheme", "kv8"), "cannot say kv8: choose w8a8-token"),
         ((*served, llama), "found 1 and none"),
         ((*served, llama, "--scheme", "w8a8-token", "w8a8-static"), "found 1 and 2"),

@@ -273,6 +273,7 @@ DEFAULTS = [
     ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta=nan .* finite number"),
     ({"rope_parameters": {"rope_theta": 1e-300}}, "frequencies beyond float32"),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 10**400}}, "finite number"),
+    ({"head_dim": 2, "rope_parameters": YARN | {"rope_type": "dynamic"}}, "head_dim above 2"),
     ({"rope_parameters": YARN | {"rope_theta": 1.0}}, "rope_theta=1.0 is not above 1"),
     ({"rope_parameters": YARN | {"original_max_position_embeddings": 0}}, "=0 .* at least 1"),
     ({"rope_parameters": YARN | {"attention_factor": math.nan}}, "attention_factor=nan"),

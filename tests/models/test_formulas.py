@@ -9,8 +9,8 @@ from transformers import DynamicCache
 
 from clearhead import ClearheadForCausalLM, ClearheadForMaskedLM, preset
 from clearhead.models import PRESETS
-from clearhead.nn.normalizers import Softpick
-from clearhead.nn.outputs import without_own
+from clearhead.nn.softpick import Softpick
+from clearhead.nn.xsa import without_own
 from clearhead.ops.visibility import Visibility
 
 from . import reference, space

@@ -67,7 +67,7 @@ class Batches(tiny.Batches):
             batch["labels"][: 1 + step % 2, 3 * step :] = -100
         event = self.events.get(str(step))
         if event == "hang":
-            time.sleep(60)
+            time.sleep(600)
         elif event == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
         elif event == "kill" and not self.mark.exists():

@@ -279,7 +279,7 @@ def test_a_run_of_an_older_version_is_refused_in_a_line(tmp_path, monkeypatch, c
         main(["train", "--resume", "run"])
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "or by an earlier version: to go on with it give its own command" in line
+    assert "is not of this version's clearhead train: give its own command again" in line
     assert "--train.optimizer orthoadam" in line  # its own command, for people
 
 

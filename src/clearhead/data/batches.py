@@ -46,6 +46,9 @@ class Batches:
         document_masks: whether batches mark documents (see `batch`).
         begin: token that replaces every window's first, itself a target of the window before.
         began: recorded `fingerprint` (of corpus and order) of the run to resume.
+
+    Raises:
+        ClearheadError: fewer windows than one step takes, or a weighted source that is never read.
     """
 
     def __init__(
@@ -174,8 +177,12 @@ def windows(
     """Yield windows for evaluation, int64 [length]: text in order, without overlap.
 
     Each stream is cut from its first token on, or with `at="documents"` is the beginning of each
-    document that has as many; weights play no part. `count` windows are shared among the sources by
-    how many each holds: the first of each, or under a `seed` drawn from all. None is an error.
+    document as long as a window; weights play no part. `count` windows, or all if there are fewer,
+    are shared among the sources by how many each holds: the first of each, or under another `seed`
+    than 0 drawn from all of it.
+
+    Raises:
+        ClearheadError: at the call, where the split holds no window of this length.
     """
     streams = corpus.split(split)
     places: list[Any] = [range(0, len(one) - length + 1, length) for one in streams]
@@ -213,7 +220,8 @@ def apportion(seats: int, weights: Sequence[float]) -> list[int]:
 
 
 def with_mask_token(corpus: Corpus) -> Corpus:
-    """The corpus with a tokenizer that has a mask token: its own, or `MASK`, which no text is."""
+    """The corpus with a tokenizer that has a mask token: its own, or `MASK` as a new entry.
+    No text encodes to it, so tokens and fingerprint are unchanged."""
     if corpus.tokenizer.mask_token_id is not None:
         return corpus
     tokenizer = copy.deepcopy(corpus.tokenizer)
@@ -227,7 +235,8 @@ class Masking:
 
     Of the hidden tokens 80 % are shown as the mask token, 10 % as a random ordinary token and 10 %
     as they are (arXiv 1810.04805, section 3.1). The number hidden in a row is the `share`, between
-    0 and 1, of its ordinary tokens rounded, and at least one.
+    0 and 1, of its ordinary tokens rounded, and at least one. A tokenizer without a mask token is a
+    ClearheadError.
     """
 
     def __init__(self, tokenizer: Any, share: float = SHARE) -> None:

@@ -17,7 +17,7 @@ Vocabulary = Annotated[int, Range(_ENTRIES, lambda n: n >= SMALLEST_VOCABULARY)]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The corpus of a run.
+    """The corpus of a run; a value that cannot work is a ClearheadError at construction.
 
     Attributes:
         data: sources, each "SPEC" or "SPEC@WEIGHT", where SPEC is `python-stdlib`,

@@ -40,10 +40,12 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStream:
-    """The documents of one source (`spec`, `weight`) and split, end to end.
+    """The documents of one source and split, end to end.
 
     Attributes:
-        tokens: ids, 1-D, uint16 or uint32, memory-mapped.
+        spec: the source, as the user named it.
+        weight: its weight; None where no source has one.
+        tokens: ids, 1-D, uint16 or uint32, memory-mapped and read-only.
         starts: offset of each document's first token, 1-D int64, memory-mapped.
         file: the open file of `tokens`; None for tokens in memory.
     """
@@ -59,7 +61,8 @@ class TokenStream:
 
     def window(self, start: int, length: int) -> np.ndarray:
         """`length` tokens from `start` on, int64, read from the file: pages of a mapping count as
-        this process's memory, and in no order bring 32 times as much around them."""
+        this process's memory, and in no order bring 32 times as much around them. A ClearheadError
+        if the file was cut short."""
         if self.file is None:
             return self.tokens[start : start + length].astype(np.int64)
         size = self.tokens.itemsize
@@ -167,6 +170,9 @@ def prepare(
         progress: called with a line of text now and then.
         closed: whether a tokenizer without an end token is refused; else documents have no END.
         began: the batch fingerprint in the record of a run to resume; other text is refused.
+
+    Raises:
+        ClearheadError: for text, a tokenizer or a cache that cannot be used.
     """
     from clearhead.models.loading import explained, load_tokenizer
 

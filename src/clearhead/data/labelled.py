@@ -145,7 +145,8 @@ class LabelledBatches:
     """Random-access batches: epochs over all texts, each epoch in its own seeded order.
 
     An epoch, `per_epoch` batches, may end in a smaller one. Rows are padded to the longest of their
-    batch. Without a seed texts keep the given order. A run resumes only on one `fingerprint`.
+    batch. Without a seed texts keep the given order. The `objective` is "classification": each text
+    has one label. A run resumes only on batches with its own `fingerprint`, a hash of the data.
     """
 
     objective = "classification"

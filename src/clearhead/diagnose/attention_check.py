@@ -17,7 +17,7 @@ from torch.utils.benchmark import Timer
 from clearhead.diagnose.attention_cases import LENGTHS, WAYS, Answer, Texts, Way
 from clearhead.errors import ClearheadError, first_line
 from clearhead.models.base_model import ClearheadModel
-from clearhead.nn.normalizers import Sink
+from clearhead.nn.null_keys import Sink
 from clearhead.train.memory import PeakMemory
 
 USUAL = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "clearhead")

@@ -27,8 +27,8 @@ class RowMeans(Means):
     """Means over queries that see a key, by map, layer and head; docs/diagnose.md defines them.
 
     `first_token_argmax_share`, `first_token_mass`, `null_mass` (`prefix_mass` of learned keys that
-    have values) and `entropy`; over all layers `chance_floor` and `entropy_ceiling`, the share and
-    entropy of equal weights. A row with a logit that is not finite counts in `non_finite_rows`
+    have values) and `entropy` (nats); over all layers `chance_floor` and `entropy_ceiling`, share
+    and entropy of equal weights. A row with a logit that is not finite counts in `non_finite_rows`
     alone.
     """
 

@@ -44,11 +44,17 @@ class Diagnosis:
 
 
 def diagnose(model: Any, windows: Iterable[Tensor], *, batch_size: int) -> Diagnosis:
-    """Attention, hidden states, order and rank of a causal language model of transformers, or an
-    encoder, over windows of text: int64 [T] each, from position 0 on, all of one length.
+    """Attention, hidden states, order and rank of any model of transformers, over windows of text.
 
-    Where its attention cannot be observed, a note says why and the rest is measured. `batch_size`
-    changes speed and memory, not the results.
+    Where its attention cannot be observed, a note says why and the rest is measured.
+
+    Args:
+        model: a causal language model, or an encoder, with a list of layers.
+        windows: int64 [T] each, text from position 0 on, all of one length, at least 2.
+        batch_size: windows run together; it changes speed and memory, not the results.
+
+    Raises:
+        ClearheadError: windows or a model on which this cannot be measured.
     """
     windows = list(windows)
     length = max(map(len, windows), default=0)

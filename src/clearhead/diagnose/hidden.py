@@ -36,8 +36,9 @@ def kurtosis(x: Tensor) -> Tensor:
 
 
 class HiddenStatistics(Means):
-    """By layer, `kurtosis` and `largest_activation` (the largest |x| over channels), means over
-    first and other tokens where defined; `kurtosis_excess`, that of all tokens less 3."""
+    """Means by layer over the "first" tokens and over the "rest" (NaN of none): the `kurtosis` of a
+    token's channels, where defined, and `largest_activation`, its largest |x|. `kurtosis_excess` is
+    the mean kurtosis of all tokens, less 3."""
 
     def observe(self, layer: int, x_BTC: Tensor) -> None:
         if layer == INPUT:
@@ -53,8 +54,17 @@ class HiddenStatistics(Means):
 
 
 class RotatedKurtosis(HiddenStatistics):
-    """`kurtosis_rotated`, the `kurtosis` of Q x, where Q is OrthoAdam's rotation of the embedding's
-    columns: where that is high, low kurtosis of x shows nothing."""
+    """`kurtosis_rotated`, the `kurtosis` of Q x, Q OrthoAdam's rotation of the embedding's columns.
+
+    Where it is high, low kurtosis of x shows nothing by itself (arXiv 2410.17174). Its lines also
+    have "rotation" and "rotation_share".
+
+    Args:
+        model: a language model of transformers.
+        kind: "hadamard" or "haar".
+        seed: as OrthoAdam's.
+        share: as OrthoAdam's; with "size" all matrices that read the stream have this Q too.
+    """
 
     def __init__(self, model: Any, *, kind: str, seed: int, share: str = "parameter") -> None:
         super().__init__()

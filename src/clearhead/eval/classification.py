@@ -46,11 +46,12 @@ METRICS: dict[str, Callable[[Answers, Answers], float]] = {
     "mcc": matthews,
     "pearson": pearson,
 }
+"""Metrics of classification by name: functions of predictions and labels."""
 
 
 def predict(model: Any, batches: Iterable[Mapping[str, torch.Tensor]]) -> np.ndarray:
-    """The class of the largest logit for each text in order, or the regression's number; the model
-    runs in its own dtype, in evaluation mode."""
+    """The prediction for each text in order, [N]: int64 class of the largest logit, or float32
+    number of a regression. The model runs in its own dtype, in evaluation mode, not in autocast."""
     answers = []
     with evaluating(model):
         for batch in batches:

@@ -159,12 +159,19 @@ class MaskedTask(MaskedOptions):
 def masked_loss(
     model: Any, corpus: Corpus, *, length: int, tokens: int, documents_apart: bool = False
 ) -> list[dict[str, Any]]:
-    """Payloads of "measure" records, "masked loss" (nats a hidden token) and "masked accuracy", on
-    windows of `length` of at most so many validation tokens, hidden at the same places for every
-    model; the value None with a "reason" where the model or the text is too short.
+    """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
 
-    `corpus` has a mask token (`clearhead.data.with_mask_token`); with `documents_apart` windows are
-    read as in training with document masks.
+    Not a perplexity: each token is predicted from the shown tokens of its window on both sides.
+
+    Args:
+        corpus: with a mask token (`clearhead.data.with_mask_token`).
+        length: tokens of a window.
+        tokens: number of validation tokens to read; all if there are fewer.
+        documents_apart: whether windows are read as in training with document masks.
+
+    Returns:
+        Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
+        the value None with a "reason" where the model or the text is too short.
     """
     loss, right, count = 0.0, 0, 0
     reason = _unread(model, corpus, length)

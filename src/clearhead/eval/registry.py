@@ -15,3 +15,4 @@ _CLASSES: tuple[type[Task], ...] = (
     *(AllocationTask, ShotsTask, MaskedTask, HarnessTask, HallucinationTask),
 )
 TASKS: Mapping[str, type[Task]] = dict(zip(OPTIONS, _CLASSES, strict=True))
+"""Tasks of `clearhead eval` by name."""

@@ -165,8 +165,18 @@ def perplexity(
     tokenizer: Any = None,
     prefix: Sequence[int] = (),
 ) -> Perplexity:
-    """Mean loss over windows of text, int64 [length] each: every token but a window's first is
-    predicted once. `batch_size` windows run together; `tokenizer` and `prefix` as in `sliding`."""
+    """Mean loss over windows of text, in nats: every token but a window's first is predicted once.
+
+    Args:
+        windows: int64 [length] each; beyond the model's positions there is a `reason` and no loss.
+        batch_size: windows run together; it changes speed and memory, not the results.
+        tokenizer: if given, documents of a window are read apart, as in training with document
+            masks, and their first tokens do not count.
+        prefix: tokens read before every window, and not predicted.
+
+    Raises:
+        ClearheadError: no windows, or token ids unknown to the model.
+    """
     texts = list(windows)
     if not texts:
         raise ClearheadError("no windows to measure on: give at least one")
@@ -238,12 +248,15 @@ def lengths(
     tokens: int,
     documents_apart: bool = False,
 ) -> list[dict[str, Any]]:
-    """Payloads of "measure" records of the loss and perplexity on the validation text, cut into
-    windows of each length; the value None with a "reason" where the model or the text is too short.
+    """Loss and perplexity on the validation text, cut into windows of each length.
 
     All lengths read the same number of tokens: `tokens`, or all that the corpus has, rounded down
     to a whole number of the longest windows. With `documents_apart` windows are read as in training
-    with document masks (`tokenizer` of `sliding`).
+    with document masks: no document sees another, and positions restart in each.
+
+    Returns:
+        Payloads of "measure" records: "loss" (nats a token) and "perplexity" with "length", "split"
+        and "predicted_tokens"; None with a "reason" where the model or the text is too short.
     """
     held = [len(stream) for stream in corpus.split("validation")]
     room = {size: min(tokens, sum(x // size * size for x in held)) for size in lengths}

@@ -24,7 +24,7 @@ from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import load_tokenizer, require_room
 from clearhead.models.rotated import check_equalised, check_rotation, equalised, rotated
 from clearhead.models.starts import changed, check_baseline, started, target
-from clearhead.nn.normalizers import AT_REST, KeyValue
+from clearhead.nn.null_keys import AT_REST, KeyValue
 from clearhead.probe import measure as measure_inside
 from clearhead.probe.tiles import ByTile
 from clearhead.quantize import Texts, cost, scheme

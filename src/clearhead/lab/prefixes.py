@@ -21,7 +21,7 @@ from clearhead.eval import perplexity
 from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import batches, evaluating
 from clearhead.models.language_models import ClearheadForCausalLM
-from clearhead.nn.normalizers import NOTHING
+from clearhead.nn.null_keys import NOTHING
 from clearhead.probe import AttentionCall, measure
 from clearhead.probe.observation import Statistic
 from clearhead.terminal import say

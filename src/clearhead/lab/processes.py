@@ -71,7 +71,9 @@ def _start(job: Job, log: Path, device: str | None, *, threads: int) -> Any:
     try:
         process.start()
     except (EOFError, OSError) as error:
-        raise ClearheadError("the process that starts the jobs has ended: try again") from error
+        raise ClearheadError(
+            "the process that starts the jobs has ended; the same command goes on from here"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process

@@ -13,9 +13,16 @@ from typing import Any
 
 import torch
 
-from clearhead.data import Batches, Corpus, DataConfig, prepare
+from clearhead.data import (
+    Batches,
+    Corpus,
+    DataConfig,
+    MaskedBatches,
+    Masking,
+    prepare,
+    with_mask_token,
+)
 from clearhead.data.config import SHARE
-from clearhead.data.masking import MaskedBatches, Masking, with_mask_token
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
 from clearhead.lab.configs import RECORDS, TrainJob
@@ -34,7 +41,7 @@ from clearhead.models.families.family import dropouts, filled, words_of
 from clearhead.models.inspection import longest_text, parameter_count
 from clearhead.models.loading import best_device, load
 from clearhead.models.starts import Start, check_baseline, started, target
-from clearhead.nn.normalizers import AT_REST, Sink
+from clearhead.nn.null_keys import AT_REST, Sink
 from clearhead.optim import learning_rate
 from clearhead.optim.build import matched
 from clearhead.progress import Work

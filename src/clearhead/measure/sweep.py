@@ -77,9 +77,14 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A transformers model with its tokenizer, and the `texts`, tokenised by it, on which it is
-    measured: about `tokens` at each of the ascending `lengths`, in tokens, `batch_tokens` together,
-    on which no result depends. Every random choice is a function of `seed`."""
+    """A transformers model with its tokenizer, and the `texts`, tokenised by it, to measure it on.
+
+    Attributes:
+        lengths: of texts, in tokens, ascending.
+        tokens: approximate number of tokens read at each length.
+        batch_tokens: number of tokens run together; no result depends on it.
+        seed: of every random choice.
+    """
 
     model: Any
     tokenizer: Any
@@ -91,6 +96,7 @@ class Subject:
 
     @cached_property
     def weights(self) -> str:
+        """The fingerprint of the model and its rope scaling."""
         return parameters_digest(self.model, self.model.config.to_json_string())
 
     @cached_property
@@ -106,6 +112,7 @@ class Subject:
 
     @property
     def begin(self) -> tuple[int, ...]:
+        """The begin token, where the tokenizer has one."""
         return () if self.encoder.begin is None else (self.encoder.begin,)
 
     def ids(self, *pieces: str) -> list[tuple[int, ...]]:
@@ -118,6 +125,7 @@ class Subject:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def check_length(self, length: int) -> None:
+        """Refuse texts of `length` tokens, answer included, if the model has fewer positions."""
         check_length(self.model, length)
 
 

@@ -65,7 +65,13 @@ def _layer_class(block: type[Block]) -> Any:
 
 
 class ClearheadModel(ClearheadPreTrainedModel):
-    """Token ids to hidden states after the final norm."""
+    """Token ids to hidden states after the final norm.
+
+    Attributes:
+        prefix_length: positions before every text, which belong to learned keys.
+        longest: number of positions that the position embedding has; None for no limit.
+        limits: the same for every kind of position with a limit, by its name.
+    """
 
     def __init__(self, config: ClearheadConfig, **unknown: Any) -> None:
         super().__init__(config, **unknown)
@@ -126,6 +132,9 @@ class ClearheadModel(ClearheadPreTrainedModel):
             document_ids: int [B, T]; a token sees only its own document (packing), in which
                 positions are counted. No cache then.
             **options: `clearhead.models.inputs.Options`.
+
+        Raises:
+            ClearheadError: arguments that do not fit, and any other that would have no effect.
         """
         inputs = settle(self, input_ids, attention_mask, position_ids, document_ids, options)
         maps: list[Tensor] | None = [] if inputs.returns_maps else None

@@ -53,40 +53,46 @@ _READERS = {
 class ClearheadConfig(PreTrainedConfig, LayerSettings):
     """Axes and sizes of a model; transformers' own common keys beside them.
 
-    The axes are `clearhead.spec.AXES`; `docs/mechanisms.md` lists their values.
+    The axes (`clearhead.spec.AXES`; `docs/mechanisms.md` lists their values) are `scores`,
+    `qk_norm`, `normalizer`, `maps`, `shaping`, `epilogue`, `values`, `projections`, `position`,
+    `direction`, `norm`, `mlp`, `mlp_rotation`, `order`, `attention_skip` and `mlp_skip`.
 
     `num_attention_heads` × `head_dim` is the attention width of the *baseline*, whatever `maps` is:
     differential attention makes half as many heads of twice the value width from it.
 
     `intermediate_size` None is 8/3 of the width rounded up to a multiple of 32 for a gated MLP, and
     4 × the width otherwise. `rope_parameters` is transformers' dict, with `rope_type` default,
-    linear, dynamic, yarn or llama3 (`clearhead.ops.rope`). `lambda_init` fixes differential
-    attention's λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine",
-    "plain" (no gain) or "none".
+    linear, dynamic, yarn or llama3 (`clearhead.ops.rope`); dynamic counts from
+    `max_position_embeddings`, the trained length. `lambda_init` fixes differential attention's
+    λ_init; None is the depth-wise one. `head_norm` is its norm of each head: "affine", "plain" (no
+    gain) or "none".
 
     `sliding_window` counts the keys that a token sees, its own included, in layers that
-    `layer_types` calls "sliding_attention", or in all layers if that is None. `layer_overrides`
-    lists for each layer the axes on which it differs. Both may be a pattern that is repeated.
-    `prefix_length` is the number of learned keys and values before every text (`normalizer`
-    "key-value"); they take as many positions.
+    `layer_types` calls "sliding_attention" (the others: "full_attention"), or in all layers if that
+    is None. `layer_overrides` lists for each layer the axes on which it differs. Both may be a
+    pattern that is repeated, such as `[{}, {}, {}, {"position": "none"}]`. `prefix_length` is the
+    number of learned keys and values before every text (`normalizer` "key-value"); they take as
+    many positions.
 
     `num_value_heads` None is `num_key_value_heads`, or one for each head where a head's value is
     its own input (`shaping` not none, `values` not linear). `first_values` is `values` of the first
-    layer. `value_init` is how W_V and W_P start: "normal", "orthogonal" or "identity"; None is
-    normal for linear ones and the identity for reparametrised ones, whose β starts at `value_gain`.
-    `query_range` is the standard deviation of W_Q at the start; None is `initializer_range`, or 0
-    where `shaping` starts from equal scores. `attention_gain`, `mlp_gain` and `mlp_skip_gain` are
-    initial gains of the branches and of the MLP's skip; None is no gain. `mlp_gain="depth"` is
-    0.1 · √(18 / layers), times the full width of an MLP over this one's.
+    layer; None is as in the others. `value_init` is how W_V and W_P start: "normal", "orthogonal"
+    or "identity"; None is normal for linear ones and the identity for reparametrised ones, whose β
+    starts at `value_gain`. `query_range` is the standard deviation of W_Q at the start; None is
+    `initializer_range`, or 0 where `shaping` starts from equal scores. `attention_gain`, `mlp_gain`
+    and `mlp_skip_gain` are initial gains of the branches and of the MLP's skip; None is no gain.
+    `mlp_gain="depth"` is 0.1 · √(18 / layers), times the full width of an MLP over this one's.
 
     `embedding_norm` is a value of `norm`, for the first layer's input, or "none".
     `embedding_projection` puts a square matrix behind the embedding, and one before the head (OSP's
     EmbProj, arXiv 2506.19697). `dropout` applies in training to the first layer's input, to
-    branches that are added to something, and before a classification head's last matrix.
+    branches that are added to something, and before a classification head's last matrix; never to
+    attention maps.
 
-    `annealed_start` lets a null key (`normalizer` softmax1, sink or key) and XSA come in over the
-    training run. `requires` names the packages whose mechanisms the model has
-    (`clearhead.register`); it is set automatically, and they must be imported to open the model.
+    `annealed_start` lets a null key (`normalizer` softmax1, sink or key) and XSA begin without
+    effect and come in over the training run. `requires` names the packages whose mechanisms the
+    model has (`clearhead.register`), None for none; it is set automatically, and they must be
+    imported to open the model.
 
     Raises:
         ClearheadError: an unknown key or value (naming the near misses), or a combination that
@@ -130,7 +136,7 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As transformers', which would set keyword arguments unchecked."""
+        """As transformers', but settings among the keyword arguments are checked too."""
         own = {key: kwargs.pop(key) for key in cls.settings().keys() & kwargs.keys()}
         return super().from_dict(renamed(config_dict) | own, **kwargs)
 

@@ -249,6 +249,9 @@ class ClearheadForSequenceClassification(ClearheadPreTrainedModel):
             labels: int64 [B], classes from 0; for regression float [B], its loss the squared error.
             num_items_in_batch: divides the summed loss instead of the number of texts.
             **options: `clearhead.models.inputs.Options`. A row is one text.
+
+        Raises:
+            ClearheadError: a label outside the classes; padding without an attention_mask.
         """
         given: Any = options
         if any(given.get(key) is not None for key in ("position_ids", "document_ids")):

@@ -31,10 +31,12 @@ def preset(name: str, size: str = "tiny", **overrides: Any) -> ClearheadConfig:
     """The configuration of a preset at a size; `overrides` are any keys of ClearheadConfig.
 
     Presets match the baseline in parameters, within 1 %: unless `intermediate_size` is given, the
-    MLP's width makes up for the preset's other matrices. Those in `SMALLER` keep the baseline's.
+    MLP's width makes up for the preset's other matrices. Those in `SMALLER` keep the baseline's MLP
+    width, and have fewer parameters.
 
     Raises:
-        ClearheadError: an unknown name, or a combination that cannot be built.
+        ClearheadError: an unknown preset, size or key (naming the near misses), or a combination
+            that cannot be built.
     """
     choose("preset", name, PRESETS)
     choose("size", size, SIZES)
@@ -88,7 +90,7 @@ class Plan:
         non_embedding_parameters: without the token and position embeddings and the head.
         forward_flops: multiply-adds × 2 of one token's forward pass, in a sequence of `length`.
         cache_bytes: key-value cache of a text of `length` at two bytes a number, for each of its
-            tokens; 0 for a bidirectional model.
+            tokens; a sliding layer holds at most its window less one. 0 for a bidirectional model.
         length: the sequence length counted with.
     """
 

@@ -148,16 +148,19 @@ def _words(changes: Mapping[str, Any]) -> str:
 
 
 def with_rope_scaling(model: Model, kind: str, **parameters: Any) -> Model:
-    """A model of clearhead or transformers with `kind` of rotary scaling; the weights are shared.
+    """A model of clearhead or transformers with `kind` of rotary scaling.
+
+    Its weights are shared and not copied; the model itself stays as it is.
 
     Args:
-        kind: a rope_type (`clearhead.ops.rope.KINDS`), or "ntk", another rope_theta.
-        parameters: the kind's own, such as factor=4, above 1; rope_theta is the model's unless
-            given.
+        kind: a rope_type (`clearhead.ops.rope.KINDS`), or "ntk": a fixed scaling of the base,
+            which Hugging Face writes as "default" with another rope_theta.
+        parameters: the kind's own, such as factor=4, above 1. The trained length is
+            max_position_embeddings; rope_theta is the model's unless given.
 
     Raises:
-        ClearheadError: another kind or factor, or a model without rotary positions, with several
-            kinds of them, or with scaled ones.
+        ClearheadError: another kind or factor, parameters that do not fit a clearhead model, or a
+            model without rotary positions, with several kinds of them, or with scaled ones.
     """
     choose("rope scaling", kind, ("ntk", *KINDS, "longrope"))  # the last of transformers' models
     if not (parameters.get("factor") or 2) > 1:

@@ -5,15 +5,23 @@ write its file with `DECLARATIONS`, and add its name here.
 """
 
 from clearhead.nn import (
+    alibi,
     bases,
     block,
+    coca,
     differential,
-    normalizers,
-    outputs,
+    forget,
+    gate,
+    hadamard,
+    null_keys,
+    pope,
     positions,
     positionwise,
-    scores,
+    rotary,
+    shaping,
+    softpick,
     values,
+    xsa,
 )
 from clearhead.nn.block import Block, block_of
 from clearhead.nn.init import initialise
@@ -21,7 +29,9 @@ from clearhead.nn.registry import REGISTRY
 
 __all__ = ["REGISTRY", "Block", "block_of", "initialise"]
 
-_AXES = bases, scores, normalizers, differential, outputs, values, positions, positionwise, block
-for module in _AXES:
+for module in (
+    *(bases, coca, pope, null_keys, softpick, differential, shaping, gate, xsa, values),
+    *(rotary, alibi, forget, positions, positionwise, hadamard, block),
+):
     for declaration in module.DECLARATIONS:
         REGISTRY.add(declaration)

@@ -11,8 +11,8 @@ from clearhead import ops
 from clearhead.errors import ClearheadError, first_line
 from clearhead.nn.bases import Attend, Interface, PositionTables, Scores, SingleMaps, Softmax
 from clearhead.nn.init import fixed_normal, starting
-from clearhead.nn.outputs import SkipInit
 from clearhead.nn.registry import REGISTRY
+from clearhead.nn.shaping import SkipInit
 from clearhead.ops.requests import repeat
 from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility

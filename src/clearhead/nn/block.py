@@ -35,7 +35,8 @@ class Gain(nn.Module):
 class Block(nn.Module):
     """The parts of a layer, which subclasses put together, each in its `forward`.
 
-    `inputs` are the arguments of `Attention.forward`.
+    `inputs` are the arguments of `Attention.forward`. There are 1 or 2 `norms`; `added` is True for
+    attention's branch, and for the MLP's, where it is added to another path.
     """
 
     norms: ClassVar[int] = 2  # 1 or 2

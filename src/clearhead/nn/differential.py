@@ -1,4 +1,4 @@
-"""Differential attention: two maps a head, the second subtracted λ times."""
+"""Differential attention (arXiv 2410.05258): two maps a head, the second subtracted λ times."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Layers that act on each position alone: norms, MLPs and their rotation, OSP's EmbProj."""
+"""Layers that act on each position alone: norms, MLPs, OSP's EmbProj (arXiv 2506.19697)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.errors import ClearheadError
-from clearhead.nn.bases import PAPER, Weights, nothing
+from clearhead.nn.bases import PAPER, nothing
 from clearhead.nn.init import orthogonal, residual_output
 from clearhead.ops import rms_norm
-from clearhead.ops.hadamard import block_of, factors, rotate_blocks, rotate_channels
 from clearhead.ops.precision import without_autocast
 from clearhead.spec import Declaration, LayerSpec
 
@@ -86,49 +84,6 @@ class MLP(nn.Module):
         return self.down_proj(wide if self.rotation is None else self.rotation(wide))
 
 
-class Hadamard(nn.Module):
-    """x H: each channel becomes a signed sum of its block's channels, so none stays large.
-
-    The matrix behind it is rotated too, which keeps the function (QuaRot, arXiv 2404.00456).
-    """
-
-    left: Tensor
-    right: Tensor
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.block = block_of(width)
-        for name, matrix in zip(("left", "right"), factors(self.block), strict=True):
-            self.register_buffer(name, matrix, persistent=False)
-
-    def reset_parameters(self) -> None:
-        for buffer, matrix in zip((self.left, self.right), factors(self.block), strict=True):
-            buffer.copy_(matrix)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rotate_blocks(x, self.left.to(x.dtype), self.right.to(x.dtype))
-
-
-def _rotation_refuses(layer: LayerSpec) -> str | None:
-    if layer.intermediate_size % 2:
-        return f"intermediate_size={layer.intermediate_size} is odd: choose mlp_rotation='none'"
-    return None
-
-
-def _turned(weights: Weights, before: LayerSpec, after: LayerSpec) -> Weights:
-    """W_down times the rotation, which is its own inverse: into it or out of it."""
-    down_OI = weights.get("mlp.down_proj.weight")
-    if down_OI is None:
-        raise ClearheadError(f"mlp={after.mlp!r} has no down_proj to turn: leave --rotate out")
-    turned = rotate_channels(down_OI.double())
-    return {**weights, "mlp.down_proj.weight": turned.to(down_OI.dtype)}
-
-
-def _rotation_flops(layer: LayerSpec, length: int) -> float:
-    width = layer.intermediate_size
-    return 2.0 * width * sum(map(len, factors(block_of(width))))
-
-
 class EmbeddingProjection(nn.Module):
     """x Pᵀ, for x [..., C] and P [C, C], from a random orthogonal P (arXiv 2506.19697, EmbProj).
 
@@ -163,7 +118,6 @@ def _mlp(
 
 
 _norm, _qk_norm = partial(Declaration, "norm"), partial(Declaration, "qk_norm")
-_rotation = partial(Declaration, "mlp_rotation", adopt=_turned)
 _GATED, _TWO = "gate times a linear branch; three matrices", "two matrices"
 DECLARATIONS = (
     _norm("rmsnorm", "root mean square, a gain for each channel", "arXiv 1910.07467", RMSNorm),
@@ -206,13 +160,4 @@ DECLARATIONS = (
         F.gelu,
     ),
     _mlp("relu", f"ReLU; {_TWO}", PAPER, _relu),
-    _rotation("none", "the MLP's output matrix reads the hidden channels", PAPER, nothing),
-    _rotation(
-        "hadamard",
-        "the hidden channels times a Hadamard matrix in blocks of up to 512, for few bits",
-        "arXiv 2404.00456 (QuaRot)",
-        Hadamard,
-        refuses=_rotation_refuses,
-        flops=_rotation_flops,
-    ),
 )

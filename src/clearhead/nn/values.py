@@ -1,4 +1,4 @@
-"""Value and output projections: linear, identity, or reparametrised around a fixed matrix."""
+"""Value and output projections: linear, identity, or reparametrised (arXiv 2311.01906)."""
 
 from functools import partial
 

@@ -25,7 +25,7 @@ def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
 def alibi_columns(
     queries_BT: Tensor, keys_BS: Tensor, slopes_H: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Columns for queries, float32 [B, H, T, 8], and keys, [B, 1, S, 8].
+    """Columns for queries, float32 [B, H, T, 8], and keys, [B, 1, S, 8], at their positions.
 
     Their product times `scale` is −slope · (i − j), 0 at a token's own key, so that a sink's logit
     stays comparable. bfloat16 holds every number exactly, in at most 8 significant bits: positions
@@ -50,10 +50,16 @@ def forget_columns(
 ) -> tuple[Tensor, Tensor]:
     """Columns for queries, [B, P · R, T, N], and keys, [B, P, S, N], for scores of `dtype`.
 
-    Their product times `scale` is c_i − c_j, c the running sum of log f: 0 at a token's own
-    key. c is summed in float64 from the last key, and split into 3 parts of 8 significant bits (7
-    for float64): a logit is off by about 2^−23 of the largest |c|. A key has the parts of all R
-    heads that share it, and a query picks its own. Log gates are 0 for padding.
+    Their product times `scale` is c_i − c_j, c the running sum of a head's log f: the sum over the
+    keys after j up to i. It is 0 at a token's own key, so a sink's logit stays comparable.
+
+    c is summed in float64 from the last key, and split into 3 parts of 8 significant bits (7 for
+    float64). A logit is off by about 2^−23 of the largest |c|. A key has the parts of all R heads
+    that share it, and a query picks its own.
+
+    Args:
+        log_gates_BPSR: log f of each key, for the R heads that read each of P keys; 0 for padding.
+        queries: T, the last of the keys.
     """
     heads_of_a_key = log_gates_BPSR.shape[-1]
     sums = log_gates_BPSR.double().cumsum(2)

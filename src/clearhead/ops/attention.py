@@ -12,10 +12,11 @@ from torch.nn.functional import pad
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import cuda_sdpa, sinks
+from clearhead.ops.coca import Form, coca_keys
 from clearhead.ops.dispatch import KERNELS, select_kernel
 from clearhead.ops.precision import refuse_second_derivative, without_autocast
 from clearhead.ops.requests import PREFIXED, UNROTATED, Call
-from clearhead.ops.rope import Form, Rotation, coca_keys
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
 
@@ -137,7 +138,7 @@ def attend_unrotated(
     sink: float | Tensor | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """`attend` over `coca_keys(t, rotation.table(), form)`, [B, H, T, V].
+    """`attend` over `coca_keys(t, rotation.table(), form)`, [B, H, T, V] in the dtype of v.
 
     A kernel may rotate t as it reads. Other arguments are those of `attend`.
 
@@ -146,6 +147,7 @@ def attend_unrotated(
         t_BGSE: x W_T before the relu, [B, G, S, D/2], as CoCA's keys are cached.
         v_BGSV: values.
         rotation: of the last S keys, or of more.
+        form: CoCA's, as in `coca_keys`.
         attend: attention function, called where no kernel reads t.
     """
     q = q_BHTD

@@ -22,8 +22,14 @@ def linear_cross_entropy(
     """Σ −log softmax(x Wᵀ)[target] over the rows whose target is not `ignore_index`.
 
     The [N, V] logits never exist at once: each chunk's gradient is computed with its loss. Products
-    run in the dtype of x, the softmax and the sum in float32 (float64 for float64). Targets are
-    int64.
+    run in the dtype of x, the softmax in float32. There is no second derivative.
+
+    Args:
+        weight_VD: the output embedding; cast to the dtype of x.
+        target_N: int64 class of each row.
+
+    Returns:
+        The sum, float32 scalar (float64 for float64 inputs).
     """
     if not x_ND.is_meta and torch.is_autocast_enabled(x_ND.device.type):
         x_ND = x_ND.to(torch.get_autocast_dtype(x_ND.device.type))

@@ -47,6 +47,9 @@ def differential(
 
     Returns:
         [B, H/2, T, 2D] in the dtype of v.
+
+    Raises:
+        ClearheadError: an odd number of heads.
     """
     heads, groups = q_BHTD.shape[1], k_BGSD.shape[1]
     if heads % 2 or groups % 2:
@@ -120,11 +123,17 @@ def differential_v2(
 ) -> Tensor:
     """softmax(q1 kᵀ) v − λ softmax(q2 kᵀ) v, λ for each token and head (Diff-Transformer-V2).
 
-    Head i owns the neighbouring queries 2i and 2i+1, which read the same key and value: H / G is
-    even. Returns [B, H/2, T, D] in the dtype of v. Other arguments are as in `differential`.
+    Head i owns the neighbouring queries 2i and 2i+1, which read the same key and value. Pairs that
+    straddle two groups make training unstable: an odd H / G is a ClearheadError.
 
     Args:
+        q_BHTD: queries, twice as many as heads.
         lam: λ, float32 [B, H/2, T, 1].
+        attend: attention function of the maps, with `ops.attend`'s signature.
+        options: those of `attend`.
+
+    Returns:
+        [B, H/2, T, D] in the dtype of v.
     """
     heads, groups = q_BHTD.shape[1], k_BGSD.shape[1]
     if heads % (2 * groups):

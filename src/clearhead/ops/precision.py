@@ -44,7 +44,9 @@ def widened(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / √(mean x² + eps) · weight over the last dimension (arXiv 1910.07467), in the dtype of x.
 
-    The arithmetic is float32 (float64 for float64); weight is [N], one number, or None.
+    Args:
+        x: [..., N], any float dtype; the arithmetic is float32 (float64 for float64).
+        weight: [N], a scalar shared by all channels, or None.
     """
     if weight is not None and weight.shape == x.shape[-1:] and weight.dtype == x.dtype:
         return torch.rms_norm(x, weight.shape, weight, eps).to(x.dtype)  # in one call

@@ -1,28 +1,17 @@
-"""Rotary positions, xPos, and what CoCA makes of them.
+"""Rotary positions (RoPE, arXiv 2104.09864), their scalings, and xPos (arXiv 2212.10554).
 
-Kinds of scaling are as in transformers' `rope_parameters`. CoCA is collinear constrained attention
-(arXiv 2309.08646), in three forms, as plain dot products of width D. With A_j = q_j² + q_(j+D/2)²
-and t = relu(x W_T), of width D/2:
-
-| form | score · √D | queries | keys |
-| --- | --- | --- | --- |
-| exact (eqs. 9, 17) | Σ_j t_j A_j cos((m−n)θ_j) | R_m [A; 0] | R_n [t; 0] |
-| strict (q's halves equal) | the same, A_j = 2 q_j² | R_m [A; 0] | R_n [t; 0] |
-| slack (eq. 10; the authors' code) | no function of m − n | q ∘ R_m q | R_n [t; t] |
-
-Squares, t and rotations are float32, rounded once to the input's dtype.
+The kinds of scaling and their keys are those of transformers' `rope_parameters`.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.ops.precision import widened
 
-Form = Literal["exact", "strict", "slack"]
 RotaryTable = tuple[Tensor, Tensor]
 # Tokens after which a wave's score under xPos has faded by one more factor ζ.
 FADING = 512
@@ -70,10 +59,11 @@ class Rotation:
 def rotary_table(
     positions_BT: Tensor, frequency: Tensor, attention_factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """cos twice, and −sin and sin, of position · frequency (arXiv 2104.09864), for `rotate`.
+    """The two factors of `rotate`, float32 [B, 1, T, width] each (arXiv 2104.09864).
 
-    Both are float32 [B, 1, T, width], times `attention_factor` (YaRN). A frequency is [width/2], or
-    [B, width/2] for each row.
+    cos of position · frequency for both halves of a head's channels; −sin for the first half and
+    sin for the second. `attention_factor` multiplies both, and so the scores by its square (YaRN).
+    A frequency is [width/2], or [B, width/2] for each row.
     """
     frequency = frequency[None, None, None] if frequency.ndim == 1 else frequency[:, None, None]
     angle = positions_BT[:, None, :, None].float() * frequency
@@ -182,7 +172,8 @@ def xpos_tables(
     """xPos's rotary tables of queries and keys, float32, times ζ_j^±((position − centre) / 512).
 
     ζ_j = (2j + 0.4 d) / (1.4 d) (arXiv 2212.10554), so that the score of pair j has the factor
-    ζ_j^((m−n)/512), whatever the centre. Up to 32,768 tokens from it the factors are at most 7e34.
+    ζ_j^((m−n)/512), whatever the centre. A fixed centre lets keys stay in a cache. Up to 32,768
+    tokens from it the factors are at most 7e34, which fits bfloat16 and float32, not float16.
     """
     width = 2 * frequency.shape[-1]
     pair = torch.arange(0, width, 2, device=frequency.device, dtype=torch.float32)
@@ -193,26 +184,3 @@ def xpos_tables(
         return _table(at * frequency, zeta ** (sign * (at - centre) / FADING))
 
     return table(queries_BT, 1), table(keys_BS, -1)
-
-
-def coca_queries(q_BHTD: Tensor, table: RotaryTable, form: Form) -> Tensor:
-    """q̃, [B, H, T, D] in the dtype of q. q is [B, H, T, D], for "strict" [B, H, T, D/2]."""
-    q = widened(q_BHTD)
-    if form == "slack":
-        return (q * rotate(q, table)).to(q_BHTD.dtype)
-    if form == "strict":
-        amplitude = 2 * q.square()
-    else:
-        first, second = q.square().chunk(2, -1)
-        amplitude = first + second
-    cos, sin = cos_sin(table)
-    return torch.cat([amplitude * cos, amplitude * sin], -1).to(q_BHTD.dtype)
-
-
-def coca_keys(t_BGSE: Tensor, table: RotaryTable, form: Form) -> Tensor:
-    """k̃, [B, G, S, D] in the dtype of t, from x W_T before the relu, [B, G, S, D/2]."""
-    t = widened(t_BGSE).relu()
-    cos, sin = cos_sin(table)
-    if form == "slack":
-        cos, sin = cos - sin, cos + sin
-    return torch.cat([t * cos, t * sin], -1).to(t_BGSE.dtype)

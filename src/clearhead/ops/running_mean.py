@@ -27,7 +27,13 @@ def shaped(
     beta_H: Tensor,
     gamma_H: Tensor | None,
 ) -> Tensor:
-    """α_h x + β_h o − γ_h C x (arXiv 2311.01906, eq. 5), in the dtype of x; or without γ_h C x."""
+    """α_h x + β_h o − γ_h C x (arXiv 2311.01906, eq. 5), [B, T, H, D] in the dtype of x.
+
+    Args:
+        x_BTHD: each token's own values.
+        o_BTHD: attention's output.
+        centre_BTHD: C x, attention's output at W_Q = 0; None, with gamma_H, leaves it out.
+    """
     # One operation a term, whose number bounds an uncompiled step of decoding.
     out = torch.addcmul(x_BTHD * alpha_H[:, None].to(x_BTHD.dtype), o_BTHD, beta_H[:, None])
     if centre_BTHD is not None and gamma_H is not None:

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead.errors import first_line
 from clearhead.ops import oracles, sinks
+from clearhead.ops.coca import coca_keys
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, Call, Request
-from clearhead.ops.rope import Rotation, coca_keys
+from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 
 # ‖error‖ / ‖exact‖; float32 products may run as TF32.

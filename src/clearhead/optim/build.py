@@ -61,7 +61,7 @@ def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named],
 
 def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:
     """The optimizer that `config` names, over the trainable parameters of `model`; a ClearheadError
-    for a pattern that matches nothing."""
+    for a pattern that matches nothing, or where Muon or OrthoAdam has no matrix to step."""
     return OPTIMIZERS[choose("optimizer", config.optimizer, OPTIMIZERS)](model, config)
 
 

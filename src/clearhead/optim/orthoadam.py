@@ -139,7 +139,8 @@ class OrthoAdam(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; as in PyTorch its options (seed and rotation too) replace this one's."""
+        """Load a state; as in PyTorch its options (seed and rotation too) replace this one's. A
+        ClearheadError for a state of another optimizer, or of parameters of other shapes."""
         groups = state_dict["param_groups"]
         strange = [set(entry) - {*STATE_KEYS} for entry in state_dict["state"].values()]
         if any(strange) or any("rotation" not in group for group in groups):

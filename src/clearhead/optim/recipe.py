@@ -36,7 +36,8 @@ _READERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Optimizer settings, independent of the kind of batches."""
+    """Optimizer settings, independent of the kind of batches; a ClearheadError names a field that
+    cannot work, or that the optimizer does not read."""
 
     learning_rate: Positive = 1e-3
     """Peak learning rate."""

@@ -78,7 +78,7 @@ class AttentionCall:
 
     @property
     def null_metric(self) -> str:
-        """The weight beside the text's keys: `prefix_mass` where learned keys have values."""
+        """Name of the weight beside the keys: `prefix_mass` where learned keys have values."""
         return "null_mass" if self.sink_value is None else "prefix_mass"
 
     def null_logit(self, start: int = 0, rows: int | None = None) -> float | Tensor | None:
@@ -98,7 +98,7 @@ class AttentionCall:
         return self.as_softmax(score_BHRS, visible)
 
     def scores(self, size: int | None = None) -> Iterator[Scores]:
-        """The logits, by tiles of at most `size` numbers (`WEIGHTS` unless given)."""
+        """The logits, in float32 at least, by tiles of at most `size` numbers, or of `WEIGHTS`."""
         batch, heads, queries, _ = self.q.shape
         keys = self.k.shape[2]
         wide = torch.promote_types(self.q.dtype, torch.float32)

@@ -19,7 +19,7 @@ from clearhead.errors import ClearheadError
 from clearhead.models.attention_interface import OWN
 from clearhead.models.inspection import batches, decoder_layers, evaluating, run_backbone
 from clearhead.nn.attention import Attention
-from clearhead.nn.outputs import Gate
+from clearhead.nn.gate import Gate
 from clearhead.ops.precision import without_autocast
 from clearhead.probe.attention_call import AttentionCall, described
 
@@ -56,7 +56,8 @@ def observe(
 ) -> Iterator[None]:
     """Pass every forward pass of `model` in the body to the statistics.
 
-    The model's own attention implementation computes the outputs, and is restored afterwards.
+    The model's own attention implementation computes the outputs, and is restored afterwards, also
+    after an error. Attention can be observed in one model at a time.
 
     Raises:
         ClearheadError: the model has no list of decoder layers; or `attention` is to be observed,
@@ -98,14 +99,18 @@ def measure(
     """Run windows of text through a model once, and return the measures of all statistics.
 
     Args:
-        model: any model of transformers with a list of decoder layers; it is left as it was.
+        model: any model of transformers with a list of decoder layers. Its mode and its attention
+            implementation are left as they were.
         windows: int64 [T] each, text from position 0 on, all of one length.
-        batch_size: windows run together; it does not change the results.
+        batch_size: windows run together; it changes speed and memory, not the results.
         attention: statistics of queries and keys.
         hidden: statistics of hidden states.
 
     Returns:
         Payloads of "measure" records, each with "metric", "value" and its dimensions.
+
+    Raises:
+        ClearheadError: windows or a model on which this cannot be measured.
     """
     with evaluating(model), observe(model, attention=attention, hidden=hidden):
         for ids_BT in batches(model, windows, batch_size):

@@ -38,7 +38,7 @@ class AttentionTile(NamedTuple):
     """Rows `start` to `start + R` of all the maps of a layer.
 
     Attributes:
-        visible: bool [B or 1, H or 1, R, S].
+        visible: bool [B or 1, H or 1, R, S], True where the query may see the key.
         maps: the softmax maps first, the matrix that multiplies the values last.
         lambdas: λ of the difference, if any.
         non_finite: rows left out because of a logit that is not finite.
@@ -52,7 +52,12 @@ class AttentionTile(NamedTuple):
 
 
 class ByTile:
-    """A group of statistics of scores and weights, updated in one pass over each layer's tiles."""
+    """A group of statistics of scores and weights, updated in one pass over each layer's tiles.
+
+    Args:
+        scores: statistics whose `observe` takes the AttentionCall, and a tile of its logits.
+        weights: statistics whose `observe` takes the AttentionCall, and an AttentionTile.
+    """
 
     def __init__(
         self, *, scores: Sequence[Statistic] = (), weights: Sequence[Statistic] = ()

@@ -22,7 +22,11 @@ Layers = dict[str, nn.Module]
 
 def linear_layers(model: Any) -> Layers:
     """The layers that schemes quantise: every `nn.Linear`, and GPT-2's `Conv1D`, by name; not the
-    output matrix, which if tied is the embedding that the papers leave in full precision."""
+    output matrix, which if tied is the embedding that the papers leave in full precision.
+
+    Raises:
+        ClearheadError: a model without such layers, or quantised already.
+    """
     refuse_quantised(model.config)
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or type(parameter.data) is not Tensor:
@@ -49,8 +53,8 @@ def _tables(model: Any) -> list[Any]:
 
 
 def left_out(model: Any, layers: Layers) -> dict[str, int]:
-    """Matrices that multiply activations but are quantised by no scheme, such as experts in one
-    three-dimensional tensor: {name: elements}."""
+    """Matrices outside `layers` that multiply activations but are quantised by no scheme, such as
+    experts in one three-dimensional tensor: {name: elements}."""
     known = {id(module.weight) for module in [*layers.values(), *_tables(model)]}
     return {
         name: parameter.numel()

@@ -38,7 +38,14 @@ class Called(NamedTuple):
 
 @contextmanager
 def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterator[Called]:
-    """Run the body with the model under a scheme; its weights are the same tensors afterwards."""
+    """Run the body with the model under a scheme; its weights are the same tensors afterwards.
+
+    Yields the names of the linear layers, and of the attention modules, that ran quantised so far.
+
+    Raises:
+        ClearheadError: as `linear_layers`; attention that cannot be observed; a calibrated scheme
+            without texts.
+    """
     layers, called = linear.linear_layers(model), Called(set(), set())
     how, tops = scheme.activations, dict[str, Tensor]()
     if scheme.calibrated:
@@ -67,10 +74,12 @@ def quantized(model: Any, scheme: Scheme, texts: Texts | None = None) -> Iterato
 
 
 def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Perplexity:
-    """Perplexity under a scheme, or in full precision where it is None; a reason for none.
+    """Perplexity, and loss in nats a token, under a scheme, or in full precision where it is None.
 
     Windows are run one at a time: a tensor's dynamic scale would otherwise depend on the rest of
-    the batch. `unused` are quantised layers that no token passed through, such as unchosen experts.
+    the batch. A scheme that the model cannot run gives a `reason` and no numbers. `unused` are
+    quantised layers that no token passed through, such as unchosen experts. In full precision,
+    texts that do not fit the model are a ClearheadError.
     """
     try:
         with ExitStack() as stack:

@@ -42,7 +42,9 @@ class Rounding:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """Settings simulated together; `rotated` weights and inputs are turned by a Hadamard matrix."""
+    """A set of settings simulated together; what has no `Rounding` keeps its precision. `family` is
+    the name without its bits. Under `rotated` inputs and weights are first rotated by a Hadamard
+    matrix."""
 
     name: str
     family: str
@@ -97,7 +99,11 @@ _OF_INPUTS = {"coarse": "tensor", "moderate": "tensor", "fine": "channel"}
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme of that name; a ClearheadError if there is none."""
+    """The scheme of that name (docs/quantize.md), such as "w8a8-token" or "w4-channel+kv8".
+
+    Raises:
+        ClearheadError: no such scheme, bits outside 2 to 16, or a tensor that is rounded twice.
+    """
     names, families, settings = name.split("+"), list[str](), dict[str, Any]()
     for family, added in map(_alone, names):
         if twice := next((key for key in added if key in settings and key != "rotated"), None):

@@ -48,7 +48,11 @@ def load(paths: Path | Iterable[Path]) -> Records:
     An unfinished last line is skipped. Of two lines about the same step, measure or map the later
     counts, and so of two runs of one arm, seed, label; an evaluation adds to the run's own records,
     or to another evaluation. Where runs of one arm, seed and label have different settings, the
-    file's name becomes the label. A ClearheadError names file and line of what is no record.
+    file's name becomes the label.
+
+    Raises:
+        ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
+            of one name; runs of one arm and label that differ in size, or in how they were trained.
     """
     files: dict[Path, list[Run]] = {}
     for path in [paths] if isinstance(paths, Path) else paths:

@@ -167,8 +167,8 @@ def render(page: Page) -> str:
 
 
 def to_console(page: Page, width: int = 100) -> Iterator[Any]:
-    """The largest table of the page's first section in sight that has one, as many columns as fit
-    `width` characters, then the verdict, the next command and the warnings."""
+    """Yield for rich the largest table of the page's first section in sight that has one, as many
+    columns as fit `width` characters, then the verdict, the next command and the warnings."""
     from rich.text import Text
 
     opened = (section.blocks for section in page.sections if not section.folded)

@@ -21,8 +21,9 @@ LOGGED = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that is about to train: `name` is the id in its records; `first_step` steps were done
-    when this process took over; `record` is what run.json holds."""
+    """A run of `steps` that is about to train: `name` is the id in its records (description["run"],
+    or else the output folder's name); `first_step` steps were done when this process took over;
+    `record` is what run.json holds."""
 
     name: str
     output: Path
@@ -36,10 +37,10 @@ class Run:
 class StepMetrics:
     """Metrics of one step, the first of which is 1, after the weights were updated.
 
-    `tokens` and `seconds` are those of all steps so far, over all processes of the run, without
-    checkpoints; `loss` is the mean per label of this step's batch, in nats, before the update;
-    `gradient_norm` is from before clipping. `tokens_per_second` and `batch_stall`, the share of
-    time in which this process prepared batches, are over the steps since the last line.
+    `tokens` (input tokens) and `seconds` are those of all steps so far, over all processes of the
+    run, without checkpoints; `loss` is the mean per label of this step's batch, in nats, before the
+    update; `gradient_norm` is from before clipping. `tokens_per_second` and `batch_stall`, the
+    share of time in which this process prepared batches, are over the steps since the last line.
     """
 
     step: int
@@ -62,7 +63,8 @@ class TrainResult:
     """Result of a run that finished, or that stopped on a signal with a checkpoint.
 
     `steps`, `tokens` and `seconds` are those of all processes of the run, with compilation and
-    without checkpoints; `peak_memory_bytes` is of this one; `final_loss` is in nats per label.
+    without checkpoints; `peak_memory_bytes` is of this one; `final_loss` is in nats per label. The
+    `model` is in evaluation mode. `stop_signal` is None where the run finished.
     """
 
     model: "PreTrainedModel"
@@ -85,7 +87,8 @@ class InterruptedRun(Stopped):
 
 
 class Callback:
-    """Base class of observers of a run: override any methods; none may change the weights."""
+    """Base class of observers of a run: override any methods; none may change the weights. An
+    exception in a method ends the run."""
 
     def start(self, run: Run) -> None:
         """Called before the first step, once checkpoint and settings are accepted."""
@@ -122,7 +125,8 @@ class LinesFile(Callback):
 
 
 class MetricsFile(LinesFile):
-    """Appends `StepMetrics` as {"kind": "step", "run", "step", "loss", …} to METRICS."""
+    """Appends `StepMetrics`, without the time left, to OUTPUT/metrics.jsonl, as lines
+    {"kind": "step", "run", "step", "loss", …}."""
 
     file = METRICS
 
@@ -133,7 +137,8 @@ class MetricsFile(LinesFile):
 
 
 class Progress(Callback):
-    """Shows steps on `stream`, by default standard error, or as a unit of longer `work`."""
+    """Shows steps, loss, learning rate, gradient norm, tokens/s and the time left on `stream`, by
+    default standard error, or as a unit of longer `work`, which shows its own time left."""
 
     def __init__(self, stream: TextIO | None = None, work: Work | None = None) -> None:
         self._alone = work is None
@@ -200,7 +205,8 @@ class TensorBoard(Callback):
 
 class WandB(Callback):
     """Logs to the Weights & Biases project "clearhead", under the run's name; needs the extra
-    "wandb". A resumed run continues by the id that OUTPUT/wandb-id holds."""
+    "wandb". Account and mode are those of wandb's own settings, such as WANDB_MODE=offline. A
+    resumed run continues by the id that OUTPUT/wandb-id holds."""
 
     def __init__(self) -> None:
         self._module = require("wandb", "wandb")

@@ -13,7 +13,8 @@ Tracker = Literal["tensorboard", "wandb"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Course):
-    """Settings of one training run."""
+    """Settings of one training run; a ClearheadError names a field that cannot work. All shape the
+    result except `parallel`, `checkpointing`, `timeout`, `save_every`, `keep` and `log_every`."""
 
     compile: Literal["none", "blocks"] = "none"
     """"blocks" compiles each decoder layer with torch.compile."""

@@ -146,8 +146,13 @@ def train_to_end(
 ) -> "tuple[PreTrainedModel, TrainResult | None]":
     """Begin the run in `output`, resume it, or load its finished model; `options` as in `train`.
 
-    Returns the model in evaluation mode, and the result: None of a run that was finished already.
-    Raises InterruptedRun after a signal, once the run has saved.
+    Returns:
+        The trained model in evaluation mode; and the result, None if the run was already
+        finished.
+
+    Raises:
+        ClearheadError: as `train`; for a finished run of other settings, or whose model is damaged.
+        InterruptedRun: after SIGINT, SIGTERM or SIGHUP, once the run has saved.
     """
     final, kind, device = output / run_dir.FINAL, type(model), model.device
     with joined(config.timeout, alone=config.parallel != "fsdp") as world:

@@ -29,12 +29,15 @@ CLASSIFICATION = "classification"
 class BatchSource(Protocol):
     """A source of batches that are a pure function of their number, which makes resuming exact.
 
-    Optional attributes: `fingerprint` (str) identifies the data, and a run is not resumed on other
-    data; `begin` (int or None) is the first token of every window; `objective` (str), by default
-    "next-token", is the meaning of labels. With "mlm" they are at the hidden tokens' own positions;
-    with "classification" a text has one label, [B], and batches may be smaller than batch_size x
-    sequence_length. Optional method: `tokens_before(step)` counts the tokens of earlier batches,
-    where rows are not all of the settings' sequence_length.
+    Optional attributes, and an optional method:
+
+    - `fingerprint` (str) identifies the data; a run is not resumed on other data.
+    - `begin` (int or None) is the first token of every window.
+    - `objective` (str), by default "next-token", is the meaning of labels. With "mlm" they are at
+      the hidden tokens' own positions, and the model shifts nothing. With "classification" a text
+      has one label, [B], and batches may be smaller than batch_size x sequence_length.
+    - `tokens_before(step)` counts the tokens of earlier batches, where rows are not all of the
+      settings' sequence_length.
     """
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:

@@ -175,7 +175,7 @@ def observe_text(
         model: a causal language model or an encoder of transformers.
         tokenizer: its own, a fast one.
         name: the model's name as the page shows it.
-        longest: number of tokens read at most.
+        longest: maximum number of tokens read; the page says if the text was cut.
 
     Raises:
         ClearheadError: fewer than 2 tokens, more than there are learned positions, a model whose
