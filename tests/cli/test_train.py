@@ -29,7 +29,7 @@ SHAPE = ("hidden_size=24", "num_hidden_layers=2", "num_attention_heads=2")
         "sas-p --size small --set norm=layernorm mlp_gain=0.5 --output a/b --train.tokens 9999",
         "bert --train.document-masks --train.betas 0.8 0.9 --data.data a 'b c@0.5' --data.limit 7",
         "sink --from my/model --set 'layer_overrides=[{}]' --train.only '*attn*' --train.lora 4",
-        "--from x --train.optimizer muon --train.adamw-patterns a b --track wandb tensorboard",
+        "--from x --train.optimizer muon --train.adamw-patterns a b --track tensorboard",
     ],
 )
 def test_settings_come_back_from_their_json(words):
