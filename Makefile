@@ -9,14 +9,15 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
 
-# A file of tests stays in one process: its fixtures are made once. Tests use one thread each.
+# A file of tests stays in one process: its fixtures are made once. Tests use one thread each, and there
+# is a process more than cores (tests/conftest.py), for tests that wait.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n logical --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # The same tests on the oldest versions that pyproject.toml allows, and on the newest that there are.
 # PyTorch's builds for GPUs, 5 GB each, once; they run on a CPU here. Triton's kernels are of `make kernels`.
 oldest newest: %: build/%/.installed
-	CUDA_VISIBLE_DEVICES= build/$@/bin/python -m pytest -n logical --dist loadfile -m "not gpu and not browser" \
+	CUDA_VISIBLE_DEVICES= build/$@/bin/python -m pytest -n auto --dist loadfile -m "not gpu and not browser" \
 		--ignore tests/servers --ignore tests/attack --ignore-glob 'tests/ops/test_split_decode*'
 
 # A newcomer of today: README's two lines without constraints, then its own commands.

@@ -42,7 +42,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
 
     monkeypatch.setattr(job, "train_to_end", spy)
     monkeypatch.setenv("COLUMNS", "160")  # for whole names
-    words += ["--set", "hidden_size=48", "num_hidden_layers=2", "num_attention_heads=4"]
+    words += ["--set", "hidden_size=48", "num_hidden_layers=1", "num_attention_heads=4"]
     other = changed(words, "--output", str(tmp_path / "other"))
     assert _call("gpt2", *other, "--seeds", "1") == 0
     capsys.readouterr()

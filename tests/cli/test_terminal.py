@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -129,21 +130,33 @@ def test_ctrl_c_is_a_keyboard_interrupt(monkeypatch, capsys):
     assert capsys.readouterr().err == "clearhead: interrupted\n"
 
 
-def test_a_closed_terminal_stops_the_run_as_a_signal_does(settings, tmp_path, capsys):
+# The leader of a session in that terminal; nohup may have started these tests.
+IN_A_TERMINAL = """import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.setsid()
+terminal = os.open(sys.argv[1], os.O_RDWR)
+for stream, name in enumerate(("stdin", "stdout", "stderr")):
+    os.dup2(terminal, stream)
+    setattr(sys, name, open(stream, "w" if stream else "r", closefd=False))
+from clearhead.cli import main
+main(sys.argv[2:])
+"""
+
+
+def test_a_closed_terminal_stops_the_run_as_a_signal_does(settings, warm, tmp_path, capsys):
     """What it prints then, in a terminal that is gone, must not end it before it has saved."""
     run = tmp_path / "run"
     words = ["train", "gated", "--set", *SMALL, *settings, "--train.log-every=1"]
     words = changed(words, "--train.tokens", "640000")
-    process, terminal = pty.fork()
-    if process == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started these tests
-        program = [sys.executable, "-m", "clearhead", *words, "--output", str(run)]
-        os.execv(program[0], program)
+    terminal, theirs = pty.openpty()
+    process = warm.start("-c", IN_A_TERMINAL, os.ttyname(theirs), *words, "--output", run)
     shown, metrics = b"", run / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):
+        assert select.select([terminal], [], [], 60)[0], shown
         shown += os.read(terminal, 4096)
+    os.close(theirs)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 128 + signal.SIGHUP, shown
+    assert process.wait().returncode == 128 + signal.SIGHUP, shown
     (checkpoint,) = (run / "checkpoints").iterdir()
     step = json.loads(metrics.read_text("utf-8").splitlines()[-1])["step"]
     assert checkpoint.name.endswith(f"{step}")

@@ -94,16 +94,6 @@ def test_the_median_of_the_logits(tiny):
     assert tiny.value(lines, "logit_median") == pytest.approx(3.0, rel=3e-3)
 
 
-def test_equal_rows_are_at_chance(tiny):
-    lines = _observed(tiny.call(*SIZES, q=torch.zeros(B, H, T, D))).measures()
-    share = tiny.value(lines, "first_token_argmax_share", map="softmax")
-    assert share == pytest.approx(tiny.harmonic(T))
-    assert tiny.value(lines, "chance_floor") == pytest.approx(tiny.harmonic(T))
-    ceiling = tiny.value(lines, "entropy_ceiling")
-    assert tiny.value(lines, "entropy", map="softmax") == pytest.approx(ceiling, rel=1e-6)
-    assert tiny.value(lines, "logit_top_1") == tiny.value(lines, "logit_median") == 0
-
-
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_rows_that_are_not_finite_are_counted_and_left_out(tiny, value):
     call = tiny.call(*SIZES)

@@ -48,8 +48,9 @@ def _shell(job: Job, log: Path, device: str | None) -> Shell:
 
 @pytest.fixture(autouse=True)
 def _shells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs are scripts of a shell, without a GPU."""
+    """Jobs are scripts of a shell, without a GPU, and ask often whether they have ended."""
     monkeypatch.setattr(runner, "starting", lambda jobs: _shell)
+    monkeypatch.setattr(runner, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(runner, "gpus", tuple)
 
 
@@ -98,11 +99,11 @@ def _model(tmp_path: Path, name: str, script: str, after: Job | None = None) -> 
     )
 
 
-@pytest.mark.parametrize("jobs", [1, 2, 3])
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_model_is_asked_as_soon_as_it_is_there_and_not_before(tmp_path, jobs, said):
     done = tmp_path / "done"
-    a = _model(tmp_path, "a", f"sleep 0.5; mkdir -p {tmp_path}/a/final")
-    b = _model(tmp_path, "b", f"mkdir -p {tmp_path}/b/final; sleep 1.5")  # there, not yet whole
+    a = _model(tmp_path, "a", f"sleep 0.2; mkdir -p {tmp_path}/a/final")
+    b = _model(tmp_path, "b", f"mkdir -p {tmp_path}/b/final; sleep 0.6")  # there, not yet whole
     c = _model(tmp_path, "c", "exit 3")
     commands = [
         a,
@@ -176,7 +177,7 @@ def test_a_signal_lets_commands_save_and_starts_no_more(tmp_path, number, said):
 
 
 def test_jobs_are_spread_over_the_gpus_and_it_is_said_where(tmp_path, said, monkeypatch):
-    commands = _scripts(tmp_path, *["echo $CUDA_VISIBLE_DEVICES; sleep 1"] * 5)
+    commands = _scripts(tmp_path, *["echo $CUDA_VISIBLE_DEVICES; sleep 0.3"] * 5)
     monkeypatch.setattr(runner, "gpus", lambda: ("0", "MIG-a"))
     run(commands, logs=tmp_path / "logs", jobs=4)
     seen = [(tmp_path / f"logs/one/{number}.log").read_text().strip() for number in range(5)]
@@ -244,5 +245,4 @@ def test_a_diagnosis_and_a_quantisation_are_joined_to_the_run_of_their_model(tmp
     assert not run.select("kurtosis", layer=3)
     assert run.value("perplexity", scheme="w8a8-coarse") == 30.0
     assert run.sequence_length == 8  # the training's header says more
-    (costs,) = [one for one in page_of(records).sections if one.title == "What few bits cost"]
-    assert "scheme" in {getattr(block, "corner", "") for block in costs.blocks}
+    assert "What few bits cost" in [one.title for one in page_of(records).sections]

@@ -1,9 +1,11 @@
 """One of several gloo processes that train together, as a list of requests says.
 
 Run as a program, with torchrun's environment: spread.py FOLDER REQUESTS, where REQUESTS is JSON.
-Answers go to FOLDER/answers-RANK.json, one a request: the error's line and what was seen.
+Answers go to FOLDER/answers-RANK.json, one a request: the error's line and what was seen. With
+torchrun's options after them it is torchrun, whose processes are forks of it: no imports.
 """
 
+import ctypes
 import importlib.util
 import json
 import math
@@ -24,6 +26,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, parse_args
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -63,7 +67,7 @@ class Batches(tiny.Batches):
             batch["labels"][: 1 + step % 2, 3 * step :] = -100
         event = self.events.get(str(step))
         if event == "hang":
-            time.sleep(60)
+            time.sleep(600)
         elif event == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
         elif event == "kill" and not self.mark.exists():
@@ -201,9 +205,23 @@ def main(folder, requests):
             own = ask["output"] == "own loops"
             answers.append(own_loops(rank) if own else serve(ask, folder, rank))
             (folder / f"answers-{rank}.json").write_text(json.dumps(answers))
-    # At once: gloo's threads may still run, and an ordinary exit then aborts now and again.
-    os._exit(0)
+
+
+def torchrun(options, *words):
+    """main(*words) in the processes of `torchrun OPTIONS`, on the host that $HOST_NETWORK names."""
+    if network := os.environ.get("HOST_NETWORK"):
+        with open(network) as namespace:
+            assert not ctypes.CDLL(None).setns(namespace.fileno(), 0)
+    config, _, _ = config_from_args(parse_args([*options, __file__]))
+    config.start_method = "fork"
+    elastic_launch(config, main)(*words)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    words = Path(sys.argv[1]), json.loads(sys.argv[2])
+    if sys.argv[3:]:
+        torchrun(sys.argv[3:], *words)
+    else:
+        main(*words)
+        # At once: gloo's threads may still run, and an ordinary exit then aborts now and again.
+        os._exit(0)

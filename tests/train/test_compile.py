@@ -1,6 +1,5 @@
 """Compiled blocks, and the parameters that are trained: chosen by name, or adapters beside them."""
 
-import shutil
 from dataclasses import replace
 from functools import partialmethod
 
@@ -18,8 +17,15 @@ from clearhead.train.compiling import compiled
 from clearhead.train.trainable import choose_parameters
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_compiled_blocks_train_alike_and_keep_their_names(tiny, tmp_path):
+def _backend(monkeypatch, name):
+    compile_ = partialmethod(torch.nn.Module.compile, backend=name)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_)
+    torch.compiler.reset()
+
+
+def test_compiled_blocks_train_alike_and_keep_their_names(tiny, tmp_path, monkeypatch):
+    """By inductor: tests/models/test_compiled.py."""
+    _backend(monkeypatch, "aot_eager")
     losses = {}
     for mode in ("none", "blocks"):
         model = tiny.make_model(attention_dropout=0.0, num_hidden_layers=1)
@@ -33,9 +39,7 @@ def test_compiled_blocks_train_alike_and_keep_their_names(tiny, tmp_path):
 
 
 def test_every_model_of_a_process_is_compiled(tiny, monkeypatch):
-    compile_ = partialmethod(torch.nn.Module.compile, backend="eager")  # graphs are what is counted
-    monkeypatch.setattr(torch.nn.Module, "compile", compile_)
-    torch.compiler.reset()
+    _backend(monkeypatch, "eager")  # graphs are what is counted
     before = counters["stats"]["unique_graphs"]
     with torch._dynamo.config.patch(recompile_limit=1):
         for made, layer in enumerate(({}, {"num_key_value_heads": 1}), start=1):
