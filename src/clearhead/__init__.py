@@ -9,32 +9,46 @@ Names are imported when they are first used, so that `import clearhead` stays qu
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from clearhead.lazy import lazily
+from clearhead.errors import ClearheadError
 from clearhead.versions import __version__ as __version__
 
 if TYPE_CHECKING:
-    from clearhead.diagnose.attention_check import check_attention as check_attention
-    from clearhead.errors import ClearheadError as ClearheadError
-    from clearhead.models import ClearheadConfig as ClearheadConfig
-    from clearhead.models import ClearheadForCausalLM as ClearheadForCausalLM
-    from clearhead.models import ClearheadForMaskedLM as ClearheadForMaskedLM
+    from clearhead.diagnose.attention_check import check_attention
     from clearhead.models import (
-        ClearheadForSequenceClassification as ClearheadForSequenceClassification,
+        ClearheadConfig,
+        ClearheadForCausalLM,
+        ClearheadForMaskedLM,
+        ClearheadForSequenceClassification,
+        anneal,
+        preset,
+        presets,
+        register_preset,
     )
-    from clearhead.models import anneal as anneal
-    from clearhead.models import preset as preset
-    from clearhead.models import presets as presets
-    from clearhead.models import register_preset as register_preset
-    from clearhead.nn.registry import register as register
+    from clearhead.nn.registry import register
 
+__all__ = [
+    "ClearheadConfig",
+    "ClearheadError",
+    "ClearheadForCausalLM",
+    "ClearheadForMaskedLM",
+    "ClearheadForSequenceClassification",
+    "anneal",
+    "check_attention",
+    "preset",
+    "presets",
+    "register",
+    "register_preset",
+]
 _ROOMS = ("data", "diagnose", "eval", "models", "nn", "ops", "optim", "report", "spec", "train")
-
-
-_find, __all__ = lazily(__name__)
+_ELSEWHERE = {"check_attention": "diagnose.attention_check", "register": "nn.registry"}
 
 
 def __getattr__(name: str) -> Any:
-    return importlib.import_module(f"clearhead.{name}") if name in _ROOMS else _find(name)
+    if name in _ROOMS:
+        return importlib.import_module(f"clearhead.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module(f"clearhead.{_ELSEWHERE.get(name, 'models')}"), name)
+    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -17,12 +17,12 @@ import pytest
 
 import clearhead
 from clearhead.cli import VERBS
-from clearhead.eval.options import OPTIONS
 from clearhead.lab.measuring import TASKS
 from clearhead.models import SIZES
 from clearhead.named_models import _OWN as OWN_PRESETS
 from clearhead.optim import OPTIMIZERS
-from clearhead.optim.recipe import Optimizer
+from clearhead.settings.eval import OPTIONS
+from clearhead.settings.recipe import Optimizer
 
 from .conftest import SMALL, STEPS, data_of
 

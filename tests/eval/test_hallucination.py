@@ -8,8 +8,8 @@ import tests_judge_server as served
 
 from clearhead import ClearheadError
 from clearhead.eval.hallucination import HallucinationTask, grounding, names, verdicts
-from clearhead.eval.options import JudgeConfig
 from clearhead.records.intervals import wilson
+from clearhead.settings.eval import JudgeConfig
 
 from .conftest import greedy, numbers
 

@@ -305,6 +305,10 @@ SMALL = [
     ({"mlp_rotation": "hadamard", "intermediate_size": 25}, "intermediate_size=25 is odd"),
     ({"sliding_window": 1}, "a whole number of at least 2"),
     ({"layer_types": ["sliding_attention"]}, "without a sliding_window"),
+    (
+        {"values": "identity", "projections": "identity", "value_init": "orthogonal"},
+        "value_init has no effect",
+    ),
     ({"sliding_window": 4, "layer_types": ["full_attention"]}, "has no effect"),
     ({"sliding_window": 4, "layer_types": ["sliding_attentoin"]}, "did you mean sliding_att"),
     (

@@ -98,7 +98,7 @@ def test_generation_goes_on_as_after_the_prefix():
 def test_it_takes_positions_that_a_model_can_tell_apart_and_as_many_tokens_as_it_has_places():
     plain, made = _both(position="learned")
     before = made.model.layers[0].self_attn.normalizer.key_bias.clone()
-    with pytest.raises(ClearheadError, match="1 tokens cannot fill prefix_length=2: give 2"):
+    with pytest.raises(ClearheadError, match="1 tokens for prefix_length=2: give --length 2"):
         fill(made, plain, PREFIX[:, :1])
     assert torch.equal(made.model.layers[0].self_attn.normalizer.key_bias, before)
     assert longest_text(made) == 22

@@ -12,7 +12,7 @@ from clearhead.models.families.family import merged
 from clearhead.models.rotated import LIMIT, equalised, learned_rotation, rotated
 from clearhead.optim import build_optimizer
 from clearhead.quantize import linear_layers
-from clearhead.train.config import TrainConfig
+from clearhead.settings.train import TrainConfig
 
 from . import space
 from .space import WHOLE, displaced

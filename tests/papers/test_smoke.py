@@ -14,7 +14,6 @@ import pytest
 
 from clearhead.cli import main
 from clearhead.data import DataConfig
-from clearhead.eval.options import OPTIONS
 from clearhead.lab.configs import FinetuneJob
 from clearhead.lab.sweep_configs import DiagnoseConfig, EvaluateSettings, PlanConfig, QuantizeConfig
 from clearhead.named_models import SIZES
@@ -22,6 +21,7 @@ from clearhead.papers import requests
 from clearhead.papers.claims import CLAIMS, judged
 from clearhead.papers.study import Experiment, Question, Study
 from clearhead.records.loading import load
+from clearhead.settings.eval import OPTIONS
 
 from ..cli.conftest import call
 

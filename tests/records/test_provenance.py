@@ -14,7 +14,7 @@ from clearhead.records.provenance import KEYS, provenance, source_of
 
 SOURCE = Path(clearhead.__file__).parent
 ASK = "import json; from clearhead.records.provenance import source; print(json.dumps(source()))"
-NEEDED = ("__init__.py", "versions.py", "errors.py", "lazy.py", "terminal.py", "records")
+NEEDED = ("__init__.py", "versions.py", "errors.py", "terminal.py", "records")
 
 
 def git(folder, *words):

@@ -55,6 +55,7 @@ def test_steps_are_the_whole_ones_the_budget_pays_for():
         ({"adamw_patterns": ("*.bias",)}, "adamw_patterns.*leave it out"),
         ({"optimizer": "orthoadam", "adamw_patterns": "*.bias"}, "give patterns such as"),
         ({"tokens": 2047}, "less than one step of 2048"),
+        ({"ramp": 0.5}, "ramp is 0.5, but accumulation is 1"),
         ({"schedule_tokens": 5}, "schedule_tokens is 5, less than one step of 2048"),
     ],
 )

@@ -12,8 +12,8 @@ from typing import Literal
 
 from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.ranges import Count, Length
+from clearhead.settings.train import TrainConfig
 from clearhead.terminal import show, write
-from clearhead.train.config import TrainConfig
 
 Kind = Literal["cpu", "rtx4090", "l40s", "a100", "h100", "h200", "b200", "mi300x"]
 

@@ -17,30 +17,22 @@ depends on the seed and the epoch only; weighted sources alternate in exact shar
 say which document a token is of. `MaskedBatches` hides tokens of the same windows.
 """
 
-from typing import TYPE_CHECKING
-
-from clearhead.lazy import lazily
-
-if TYPE_CHECKING:
-    from clearhead.data.batches import MASK as MASK
-    from clearhead.data.batches import Batches as Batches
-    from clearhead.data.batches import MaskedBatches as MaskedBatches
-    from clearhead.data.batches import Masking as Masking
-    from clearhead.data.batches import windows as windows
-    from clearhead.data.batches import with_mask_token as with_mask_token
-    from clearhead.data.config import BANKING as BANKING
-    from clearhead.data.config import GLUE as GLUE
-    from clearhead.data.config import TASKS as TASKS
-    from clearhead.data.config import DataConfig as DataConfig
-    from clearhead.data.config import Task as Task
-    from clearhead.data.corpus import Corpus as Corpus
-    from clearhead.data.corpus import TokenStream as TokenStream
-    from clearhead.data.corpus import prepare as prepare
-    from clearhead.data.labelled import Labelled as Labelled
-    from clearhead.data.labelled import LabelledBatches as LabelledBatches
-    from clearhead.data.tokenizer import BEGIN as BEGIN
-    from clearhead.data.tokenizer import END as END
-    from clearhead.data.tokenizer import PAD as PAD
-
-
-__getattr__, __all__ = lazily(__name__)
+from clearhead.data.batches import MASK as MASK
+from clearhead.data.batches import Batches as Batches
+from clearhead.data.batches import MaskedBatches as MaskedBatches
+from clearhead.data.batches import Masking as Masking
+from clearhead.data.batches import windows as windows
+from clearhead.data.batches import with_mask_token as with_mask_token
+from clearhead.data.corpus import Corpus as Corpus
+from clearhead.data.corpus import TokenStream as TokenStream
+from clearhead.data.corpus import prepare as prepare
+from clearhead.data.labelled import Labelled as Labelled
+from clearhead.data.labelled import LabelledBatches as LabelledBatches
+from clearhead.data.tokenizer import BEGIN as BEGIN
+from clearhead.data.tokenizer import END as END
+from clearhead.data.tokenizer import PAD as PAD
+from clearhead.settings.data import BANKING as BANKING
+from clearhead.settings.data import GLUE as GLUE
+from clearhead.settings.data import TASKS as TASKS
+from clearhead.settings.data import DataConfig as DataConfig
+from clearhead.settings.data import Task as Task

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from clearhead.data.config import SHARE
 from clearhead.data.corpus import Corpus
 from clearhead.data.seeded import feistel, permutation, raw_numbers
 from clearhead.data.tokenizer import vocabulary_size
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
+from clearhead.settings.data import SHARE
 
 BLOCK = 1000  # sequences over which the weights of sources are met exactly
 IGNORED = -100  # a label that counts for nothing, as in Hugging Face models

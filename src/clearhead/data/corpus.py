@@ -18,12 +18,12 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from clearhead.data import sources
 from clearhead.data import tokenizer as tokenizers
-from clearhead.data.config import DataConfig
 from clearhead.data.sources import SourceScan, remembered
 from clearhead.errors import ClearheadError, choose
 from clearhead.records import manifest
 from clearhead.records.files import publish_folder, writing
 from clearhead.records.identity import digest_of
+from clearhead.settings.data import DataConfig
 
 SPLITS = ("train", "validation")
 STARTS = "<i8"  # offsets of documents

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.data import readers
-from clearhead.data.config import Task
 from clearhead.data.seeded import permutation
 from clearhead.data.tokenizer import Encoder
 from clearhead.errors import ClearheadError
 from clearhead.records.identity import digest_of
+from clearhead.settings.data import Task
 
 
 class Row(NamedTuple):

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.data import readers, synthetic
-from clearhead.data.config import DataConfig
 from clearhead.data.readers import ENDINGS, HUB, readable
 from clearhead.data.tokenizer import cut
 from clearhead.errors import ClearheadError
 from clearhead.metavars import in_utf8
 from clearhead.records.files import write_text
 from clearhead.records.identity import digest_of
+from clearhead.settings.data import DataConfig
 
 STDLIB, PACKAGES = "python-stdlib", "python-packages"
 _THIRD_PARTY = ("site-packages", "dist-packages")

@@ -3,16 +3,8 @@
 `clearhead.probe` collects them while a model runs on windows of text.
 """
 
-from typing import TYPE_CHECKING
-
-from clearhead.lazy import lazily
-
-if TYPE_CHECKING:
-    from clearhead.diagnose.attention_profile import RowMeans as RowMeans
-    from clearhead.diagnose.diagnosis import diagnose as diagnose
-    from clearhead.diagnose.hidden import HiddenStatistics as HiddenStatistics
-    from clearhead.diagnose.hidden import RotatedKurtosis as RotatedKurtosis
-    from clearhead.diagnose.hidden import kurtosis as kurtosis
-
-
-__getattr__, __all__ = lazily(__name__)
+from clearhead.diagnose.attention_profile import RowMeans as RowMeans
+from clearhead.diagnose.diagnosis import diagnose as diagnose
+from clearhead.diagnose.hidden import HiddenStatistics as HiddenStatistics
+from clearhead.diagnose.hidden import RotatedKurtosis as RotatedKurtosis
+from clearhead.diagnose.hidden import kurtosis as kurtosis

@@ -13,17 +13,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from clearhead.data.config import Task
 from clearhead.data.labelled import Row
 from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import HallucinationOptions, JudgeConfig
 from clearhead.eval.shots import labelled_rows
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.identity import digest_of
 from clearhead.records.runs import Line
+from clearhead.settings.data import Task
+from clearhead.settings.eval import HallucinationOptions, JudgeConfig
 from clearhead.terminal import say
 
 _OPENING = (

@@ -18,12 +18,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import set_seed
 
 from clearhead.errors import ClearheadError, NotFinite, first_line, require
-from clearhead.eval.options import HarnessOptions
 from clearhead.measure.answers import follow_length, reset_dynamic_rope
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import begin_of_windows, evaluating, finite
 from clearhead.records.cells import lines_of, unmeasured
 from clearhead.records.runs import Line
+from clearhead.settings.eval import HarnessOptions
 from clearhead.terminal import hushed, say
 
 EXTRA = "lm-eval"

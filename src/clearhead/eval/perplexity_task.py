@@ -15,14 +15,14 @@ import torch.nn.functional as F
 
 from clearhead.data import Corpus, Masking, windows, with_mask_token
 from clearhead.data.batches import IGNORED, document_inputs, document_starts
-from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import HitsOptions, MaskedOptions, PerplexityOptions
 from clearhead.eval.sliding import BATCH, Scored, perplexity_of, sliding, windows_of
 from clearhead.measure.sweep import Cell, Document, Subject
 from clearhead.models.inspection import batches, evaluating, lack_of_positions, opened
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
+from clearhead.settings.data import SHARE
+from clearhead.settings.eval import HitsOptions, MaskedOptions, PerplexityOptions
 
 
 class PerplexityTask(PerplexityOptions):

@@ -13,8 +13,6 @@ from torch import Tensor
 from clearhead.data.seeded import SeededChoices
 from clearhead.data.synthetic import LANDMARK, PAPER, Fact, facts, keyed, listing, number, sentence
 from clearhead.errors import ClearheadError
-from clearhead.eval import options
-from clearhead.eval.options import parted
 from clearhead.measure.answers import Answer, Ids, Prompt, reset_dynamic_rope
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import evaluating, finite
@@ -23,6 +21,8 @@ from clearhead.probe.observation import observe
 from clearhead.probe.tiles import AttentionTile, ByTile
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
+from clearhead.settings import eval as options
+from clearhead.settings.eval import parted
 
 DIGITS = 5  # of a key, and of a magic number
 WORDINGS = {"paper": PAPER, "landmark": LANDMARK}

@@ -14,17 +14,17 @@ from statistics import fmean, variance
 from typing import Any, NamedTuple
 
 from clearhead.data import DataConfig, labelled
-from clearhead.data.config import Task
 from clearhead.data.readers import HUB
 from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import FILL, ShotsOptions, parted
 from clearhead.measure.answers import Ids, Prompt
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.identity import digest_of
 from clearhead.records.intervals import wilson
 from clearhead.records.runs import Line
+from clearhead.settings.data import Task
+from clearhead.settings.eval import FILL, ShotsOptions, parted
 from clearhead.terminal import say
 
 ORDER = "random"

@@ -13,7 +13,6 @@ from pandas import DataFrame
 from rich.filesize import decimal
 
 from clearhead import ops
-from clearhead.data.config import SHARE
 from clearhead.errors import ClearheadError, choose, first_line
 from clearhead.lab.runs import new_model
 from clearhead.lab.sweep_configs import PlanConfig
@@ -27,8 +26,9 @@ from clearhead.records.files import write_text
 from clearhead.records.jsonl import encode
 from clearhead.records.provenance import provenance
 from clearhead.records.runs import Line
+from clearhead.settings.data import SHARE
+from clearhead.settings.train import TrainConfig
 from clearhead.terminal import console, show
-from clearhead.train.config import TrainConfig
 from clearhead.train.parallel import dealt_among
 
 EFFICIENCY = 0.4  # of the dense bf16 rate, as 124M reached on an H200 (docs/scale.md)

@@ -14,12 +14,12 @@ import tyro
 from tyro.conf import Positional
 
 from clearhead import metavars
-from clearhead.data.config import TASKS, DataConfig, Task
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import OpensModels, Overrides, Variations
 from clearhead.ranges import Count, Natural, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
-from clearhead.train.config import FinetuneConfig, Tracker, TrainConfig
+from clearhead.settings.data import TASKS, DataConfig, Task
+from clearhead.settings.train import FinetuneConfig, Tracker, TrainConfig
 
 RECORDS = "records.jsonl"  # in the output folder of a comparison or a fine-tuning
 Base = Annotated[metavars.Model | None, tyro.conf.arg(name="from")]

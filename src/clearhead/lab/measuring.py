@@ -15,7 +15,6 @@ from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval.hallucination import HallucinationTask
 from clearhead.eval.harness import HarnessTask, check_names
-from clearhead.eval.options import OPTIONS, parted
 from clearhead.eval.perplexity_task import HitsTask, MaskedTask, PerplexityTask
 from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
 from clearhead.eval.shots import ShotsTask
@@ -34,6 +33,7 @@ from clearhead.quantize.measure import QuantizationTask
 from clearhead.records.files import hold_file
 from clearhead.records.loading import Store
 from clearhead.records.runs import COMPARISON, DIAGNOSIS, QUANTIZATION, Line
+from clearhead.settings.eval import OPTIONS, parted
 from clearhead.terminal import say
 from clearhead.train import TrainConfig
 

@@ -15,7 +15,6 @@ import torch
 
 from clearhead.data import Batches, Corpus, DataConfig, prepare
 from clearhead.data.batches import MaskedBatches, Masking, with_mask_token
-from clearhead.data.config import SHARE
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
 from clearhead.lab.configs import RECORDS, TrainJob
@@ -37,6 +36,7 @@ from clearhead.records.files import hold_folder
 from clearhead.records.identity import canonical, differences, restored
 from clearhead.records.loading import Store
 from clearhead.records.runs import Records
+from clearhead.settings.data import SHARE
 from clearhead.terminal import say
 from clearhead.train import TrainConfig, TrainResult, checkpoint, run_dir, train
 from clearhead.train.callbacks import Progress, make_trackers

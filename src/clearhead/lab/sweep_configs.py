@@ -9,11 +9,11 @@ import tyro
 from tyro.conf import Positional, Suppress
 
 from clearhead import metavars
-from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import OPTIONS
 from clearhead.metavars import OpensModels, Overrides, overrides
 from clearhead.ranges import Count, Length, Natural, check, check_distinct
+from clearhead.settings.data import DataConfig
+from clearhead.settings.eval import OPTIONS
 
 DIAGNOSIS_FILE = "diagnosis.jsonl"  # in the output folder of a diagnosis
 FRESH = "init:"  # before a model that has fresh weights

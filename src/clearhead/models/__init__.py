@@ -3,12 +3,9 @@
 Importing this registers `model_type` "clearhead" with transformers' AutoConfig and AutoModel.
 """
 
-from typing import TYPE_CHECKING
-
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from clearhead.lazy import lazily
 from clearhead.models.base_model import ClearheadModel as ClearheadModel
 from clearhead.models.configuration import ClearheadConfig as ClearheadConfig
 from clearhead.models.language_models import ClearheadForCausalLM as ClearheadForCausalLM
@@ -16,19 +13,17 @@ from clearhead.models.language_models import ClearheadForMaskedLM as ClearheadFo
 from clearhead.models.language_models import (
     ClearheadForSequenceClassification as ClearheadForSequenceClassification,
 )
-
-if TYPE_CHECKING:
-    from clearhead.models.planning import Plan as Plan
-    from clearhead.models.planning import plan as plan
-    from clearhead.models.planning import preset as preset
-    from clearhead.models.starts import SCALINGS as SCALINGS
-    from clearhead.models.starts import with_rope_scaling as with_rope_scaling
-    from clearhead.named_models import BASELINE as BASELINE
-    from clearhead.named_models import PRESETS as PRESETS
-    from clearhead.named_models import SIZES as SIZES
-    from clearhead.named_models import presets as presets
-    from clearhead.named_models import register_preset as register_preset
-    from clearhead.nn.annealing import anneal as anneal
+from clearhead.models.planning import Plan as Plan
+from clearhead.models.planning import plan as plan
+from clearhead.models.planning import preset as preset
+from clearhead.models.starts import SCALINGS as SCALINGS
+from clearhead.models.starts import with_rope_scaling as with_rope_scaling
+from clearhead.named_models import BASELINE as BASELINE
+from clearhead.named_models import PRESETS as PRESETS
+from clearhead.named_models import SIZES as SIZES
+from clearhead.named_models import presets as presets
+from clearhead.named_models import register_preset as register_preset
+from clearhead.nn.annealing import anneal as anneal
 
 transformers.AutoConfig.register("clearhead", ClearheadConfig)
 transformers.AutoModel.register(ClearheadConfig, ClearheadModel)
@@ -39,5 +34,3 @@ transformers.AutoModelForSequenceClassification.register(
 )
 # By this table Trainer's label smoothing knows the models whose labels are to be shifted.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["clearhead"] = ClearheadForCausalLM.__name__
-
-__getattr__, __all__ = lazily(__name__)

@@ -271,6 +271,9 @@ class ClearheadConfig(PreTrainedConfig, LayerSettings):
             raise ClearheadError("annealed_start has no effect without a null key or XSA")
         if self.embedding_norm != "none":
             choose("embedding_norm", self.embedding_norm, {"none", *REGISTRY.names("norm")})
+        kinds = {kind for layer in layers for kind in (layer.values, layer.projections)}
+        if self.value_init is not None and kinds == {"identity"}:
+            raise ClearheadError("value_init has no effect on values and projections 'identity'")
         for layer in layers:
             REGISTRY.check(layer)
         self.requires = sorted(REGISTRY.packages(layers)) or None

@@ -9,8 +9,8 @@ from torch import nn
 
 from clearhead.errors import ClearheadError, choose
 from clearhead.optim.orthoadam import FUSED_DEVICES, OrthoAdam
-from clearhead.optim.recipe import Course
 from clearhead.optim.rotations import plain_name
+from clearhead.settings.recipe import Course
 
 Named = tuple[str, nn.Parameter]
 

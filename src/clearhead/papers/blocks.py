@@ -10,7 +10,7 @@ from clearhead.lab.configs import FinetuneJob
 from clearhead.papers.contrasts import LOSS, Claim, Gate, higher, lower, no_worse, number, ratio
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import BOOKS, COSMOPEDIA, TRAINED, Study, diagnose, experiment, quantize
-from clearhead.train import FinetuneConfig
+from clearhead.settings.train import FinetuneConfig
 
 PAPER = "arXiv 2311.01906"
 # Layers → rates.

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from clearhead.data import DataConfig
 from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.papers.contrasts import (
     Claim,
@@ -21,6 +20,7 @@ from clearhead.papers.contrasts import (
 )
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import BOOKS, Study, diagnose, evaluate, experiment
+from clearhead.settings.data import DataConfig
 
 PAPER = "arXiv 2309.08646"
 # Best of 7.5e-4 to 6e-3 by the last tenth of training, one seed, ALiBi's within 0.01 of the best

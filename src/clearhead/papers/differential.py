@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from clearhead.data import BANKING
 from clearhead.papers.contrasts import LOSS, Claim, Gate, higher, lower, no_worse, number, ratio
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import COSMOPEDIA, Study, diagnose, evaluate, experiment, quantize
+from clearhead.settings.data import BANKING
 
 PAPER = "arXiv 2410.05258"
 # Needles that fit the window whole; at `tiny` half of the text, or none would be learnt.

@@ -6,7 +6,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from clearhead.data import DataConfig
 from clearhead.lab.sweep_configs import ConvertConfig
 from clearhead.papers.coca import PERPLEXITY, passkeys, passkeys_beyond
 from clearhead.papers.contrasts import Claim, higher, lower, no_worse, number
@@ -21,6 +20,7 @@ from clearhead.papers.study import (
     experiment,
     quantize,
 )
+from clearhead.settings.data import DataConfig
 
 MODEL, PARAMETERS = "HuggingFaceTB/SmolLM2-135M", 134_515_008
 RATES = {"tiny": (3e-5, 1e-4), "small": (3e-5, 1e-4, 3e-4)}

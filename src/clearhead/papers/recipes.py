@@ -6,7 +6,7 @@ from shlex import join
 from typing import Any, NamedTuple
 
 from clearhead.papers.study import Study
-from clearhead.train import TrainConfig
+from clearhead.settings.train import TrainConfig
 
 
 class PublishedRun(NamedTuple):

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from clearhead.data import DataConfig
 from clearhead.papers.contrasts import (
     LOSS,
     Claim,
@@ -24,6 +23,7 @@ from clearhead.papers.contrasts import (
 )
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import COSMOPEDIA, WHOLE, Study, diagnose, experiment, quantize
+from clearhead.settings.data import DataConfig
 
 PAPER = "arXiv 2410.17174"
 FEWER = ("w6a6-coarse", "w4a4-coarse")

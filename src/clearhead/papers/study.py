@@ -8,9 +8,7 @@ from functools import cache, cached_property, partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.data.config import DataConfig
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import OPTIONS
 from clearhead.lab.configs import RECORDS, Arm, ArmConfig, CompareConfig, FinetuneJob, Job
 from clearhead.lab.sweep_configs import (
     DIAGNOSIS_FILE,
@@ -23,7 +21,9 @@ from clearhead.lab.sweep_configs import (
     SweepConfig,
 )
 from clearhead.records.loading import load
-from clearhead.train.config import TrainConfig
+from clearhead.settings.data import DataConfig
+from clearhead.settings.eval import OPTIONS
+from clearhead.settings.train import TrainConfig
 
 Question = SweepConfig | FinetuneJob | PlanConfig
 # A seed that chose a rate does not count again: its best rate is best partly by luck.

@@ -4,19 +4,11 @@ Only linear layers are quantised, or attention logits; embeddings, the output ma
 hidden states keep their precision, as in the papers.
 """
 
-from typing import TYPE_CHECKING
-
-from clearhead.lazy import lazily
-
-if TYPE_CHECKING:
-    from clearhead.quantize.linear import left_out as left_out
-    from clearhead.quantize.linear import linear_layers as linear_layers
-    from clearhead.quantize.measure import Texts as Texts
-    from clearhead.quantize.measure import cost as cost
-    from clearhead.quantize.measure import quantized as quantized
-    from clearhead.quantize.schemes import Scheme as Scheme
-    from clearhead.quantize.schemes import every as every
-    from clearhead.quantize.schemes import scheme as scheme
-
-
-__getattr__, __all__ = lazily(__name__)
+from clearhead.quantize.linear import left_out as left_out
+from clearhead.quantize.linear import linear_layers as linear_layers
+from clearhead.quantize.measure import Texts as Texts
+from clearhead.quantize.measure import cost as cost
+from clearhead.quantize.measure import quantized as quantized
+from clearhead.quantize.schemes import Scheme as Scheme
+from clearhead.quantize.schemes import every as every
+from clearhead.quantize.schemes import scheme as scheme

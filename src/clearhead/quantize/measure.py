@@ -10,7 +10,6 @@ from torch import Tensor
 
 from clearhead.data import windows
 from clearhead.errors import ClearheadError
-from clearhead.eval.options import LISTED
 from clearhead.eval.sliding import Perplexity, perplexity
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.ops.hadamard import rotate_channels
@@ -18,6 +17,7 @@ from clearhead.quantize import attention, linear
 from clearhead.quantize.schemes import Scheme
 from clearhead.records.cells import errors, on_perplexity
 from clearhead.records.runs import Line
+from clearhead.settings.eval import LISTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from clearhead.errors import ClearheadError, Stopped, require
 from clearhead.progress import Line, Work, in_words
 from clearhead.records import jsonl
 from clearhead.records.files import write_text, writing
-from clearhead.train.config import Tracker
+from clearhead.settings.train import Tracker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

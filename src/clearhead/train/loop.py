@@ -20,6 +20,7 @@ from clearhead.optim import build_optimizer, learning_rate
 from clearhead.optim.orthoadam import local
 from clearhead.records.files import hold_folder, write_json
 from clearhead.records.manifest import verify_model
+from clearhead.settings.train import TrainConfig
 from clearhead.train import checkpoint, precision, run_dir
 from clearhead.train.callbacks import (
     Callback,
@@ -31,7 +32,6 @@ from clearhead.train.callbacks import (
     TrainResult,
 )
 from clearhead.train.compiling import compiled
-from clearhead.train.config import TrainConfig
 from clearhead.train.interrupt import StopSignals
 from clearhead.train.memory import PeakMemory
 from clearhead.train.parallel import (

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from clearhead.data.batches import IGNORED
 from clearhead.errors import ClearheadError
 from clearhead.models.inspection import decoder_layers
+from clearhead.settings.train import TrainConfig
 from clearhead.train import precision
-from clearhead.train.config import TrainConfig
 from clearhead.train.world import ALONE, World
 
 NEXT_TOKEN = "next-token"

@@ -21,8 +21,8 @@ from clearhead.models.configuration import ClearheadConfig, renamed
 from clearhead.records.files import read_json, remove_leftovers, write_json
 from clearhead.records.identity import canonical
 from clearhead.records.provenance import KEYS, provenance
+from clearhead.settings.train import TrainConfig
 from clearhead.train import checkpoint
-from clearhead.train.config import TrainConfig
 
 RUN_FILE = "run.json"
 FINAL = "final"

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from clearhead.errors import ClearheadError, require
 from clearhead.models.loading import without_bars
 from clearhead.optim.build import matched, split_named
-from clearhead.train.config import TrainConfig
+from clearhead.settings.train import TrainConfig
 
 ADAPTERS = "adapter"  # in the final model's
 

@@ -1,12 +1,5 @@
 """The viewer: attention, hidden states and predictions of one text, on a page to click through."""
 
-from typing import TYPE_CHECKING
-
-from clearhead.lazy import lazily
-
-if TYPE_CHECKING:
-    from clearhead.view.observation import Observation as Observation
-    from clearhead.view.observation import observe_text as observe_text
-    from clearhead.view.observation import render as render
-
-__getattr__, __all__ = lazily(__name__)
+from clearhead.view.observation import Observation as Observation
+from clearhead.view.observation import observe_text as observe_text
+from clearhead.view.observation import render as render

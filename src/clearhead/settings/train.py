@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from clearhead.errors import ClearheadError
 from clearhead.metavars import Pattern
-from clearhead.optim.recipe import Course, Recipe
 from clearhead.ranges import Betas, Count, Fraction, Natural, NotNegative, Positive, Range, Share
+from clearhead.settings.recipe import Course, Recipe
 
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -50,6 +50,8 @@ class TrainConfig(Course):
                     f"{name} is {budget}, less than one step of {self.tokens_per_step} "
                     "(sequence_length x batch_size x accumulation): raise it, or lower one of those"
                 )
+        if self.ramp and self.accumulation == 1:
+            raise ClearheadError(f"ramp is {self.ramp}, but accumulation is 1: raise it")
         planned, falls = self.schedule_tokens or self.tokens, self.schedule != "constant"
         if planned < self.tokens and falls and not self.final_learning_rate:
             raise ClearheadError(
