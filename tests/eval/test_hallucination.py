@@ -196,7 +196,7 @@ URL = {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}
     ("changes", "message"),
     [
         ({**URL, "model": ""}, "a judge needs a judge.model and a judge.endpoint"),
-        ({**URL, "endpoint": "file:///etc/passwd"}, r"an http\(s\) URL"),
+        ({**URL, "endpoint": "file:///etc/passwd"}, "a URL without user"),
         ({**URL, "endpoint": "http://me:secret@x/v1"}, "without user and parameters"),
         ({**URL, "endpoint": "http://x/v1?key=secret"}, "without user and parameters"),
         ({**URL, "key_variable": "NO_SUCH_KEY"}, r"judge.key-variable: set \$NO_SUCH_KEY"),

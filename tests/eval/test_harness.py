@@ -194,8 +194,8 @@ def test_texts_are_read_apart_where_frequencies_follow_the_length(folder, subjec
 @pytest.mark.parametrize(
     ("word", "other", "message"),
     [
-        ("rows.jsonl", "none.jsonl", r"cannot load the task asked .*: where the hub"),
-        ("dataset_path: json", "dataset_path: nobody/nothing", r"\(.*nobody.nothing.*: where"),
+        ("rows.jsonl", "none.jsonl", r"cannot load the task asked .*: without the hub"),
+        ("dataset_path: json", "dataset_path: nobody/nothing", r"\(.*nobody.nothing.*: without"),
         ("choices\n", "answers\n", r"cannot load the task asked \(.*\)$"),
         ("output_type", "unsafe_code: true\noutput_type", "marked as unsafe"),
         ("rows.jsonl", "long.jsonl", "cannot run the task asked"),  # an answer beyond the model
