@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 34_424
+LINES = 29_645
 LONGEST = 400
 
 
