@@ -14,17 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data import (
-    Batches,
-    Corpus,
-    MaskedBatches,
-    Masking,
-    TokenStream,
-    prepare,
-    tokenizer,
-    windows,
-    with_mask_token,
-)
+from clearhead.data import Batches, Corpus, MaskedBatches, Masking, TokenStream, prepare, tokenizer
+from clearhead.data import windows, with_mask_token
 from clearhead.data.batches import BLOCK, COMPUTED, apportion, document_inputs, document_starts
 from clearhead.data.seeded import feistel, permutation
 from clearhead.errors import ClearheadError
