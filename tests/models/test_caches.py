@@ -172,12 +172,8 @@ def test_beams_sampling_and_assisted_decoding(name):
 
 SHAPE = WHOLE | {"max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1}
-SCALINGS = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 4.0},
-    "yarn": {"factor": 4.0},
-    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-}
+SCALINGS = {kind: {"factor": 4.0} for kind in ("linear", "dynamic", "yarn", "ntk")}
+SCALINGS["llama3"] = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def _model(name: str = "transformer", **overrides: object) -> ClearheadForCausalLM:
@@ -191,8 +187,8 @@ _ids = space.drawing(40, 61)
 def test_scaling_shares_weights_and_leaves_the_model_as_it_was(name, tmp_path):
     model, ids = _model(name), _ids()
     before = model(ids).logits
-    for kind in (*SCALINGS, "ntk"):
-        scaled = with_rope_scaling(model, kind, **SCALINGS.get(kind, {"factor": 4}))
+    for kind, scaling in SCALINGS.items():
+        scaled = with_rope_scaling(model, kind, **scaling)
         assert scaled.model.embed_tokens.weight is model.model.embed_tokens.weight
         assert scaled.lm_head.weight is scaled.model.embed_tokens.weight
         long = scaled(ids).logits
@@ -215,10 +211,9 @@ def test_a_dynamic_layer_is_exact_given_its_inputs(name):
         for length in (10, 17, 40):
             whole = model(ids[:, :length], use_cache=False).logits
             cache = DynamicCache()
-            steps = [
-                model(one, past_key_values=cache).logits for one in ids[:, :length].split(1, 1)
-            ]
-            assert torch.allclose(steps[-1], whole[:, -1:], atol=1e-4)
+            for token in ids[:, :length].split(1, 1):
+                last = model(token, past_key_values=cache).logits
+            assert torch.allclose(last, whole[:, -1:], atol=1e-4)
 
 
 def test_no_call_changes_a_later_one_and_every_row_has_its_own_base():

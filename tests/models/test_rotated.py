@@ -86,17 +86,16 @@ def test_a_channel_that_stands_out_is_spread_over_all():
     assert then < 3
 
 
+OWN_VALUES = {"values": "identity", "head_dim": 4, "num_value_heads": 4}
+
+
 @pytest.mark.parametrize(
     ("parts", "keys", "named"),
     [
         (("residual",), {"norm": "layernorm"}, "norm='layernorm'"),
         (("residual",), {"norm": "none"}, "norm='layernorm'"),  # of its first layer
         (("residual",), {"embedding_norm": "rmsnorm"}, "embedding_norm='rmsnorm'"),
-        (
-            ("residual",),
-            {"values": "identity", "head_dim": 4, "num_value_heads": 4},
-            "values='identity'",
-        ),
+        (("residual",), OWN_VALUES, "values='identity'"),
         (("residual",), {"position": "learned"}, "position='learned' is added"),
         (("values",), {"maps": "differential"}, "maps='differential'"),
         (("values",), {"epilogue": "gate"}, "epilogue='gate'"),
@@ -189,17 +188,11 @@ def test_rows_of_zeros_stay_zeros_and_a_bias_finite(zeros):
     torch.testing.assert_close(space.logits(made), space.logits(model), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"mlp": "gelu"}, r"mlp='gelu' has a function .* swiglu or geglu"),
-        ({}, "rows' sizes to columns: give --rotate down too"),
-    ],
-    ids=["no gate", "no rotation"],
-)
-def test_what_cannot_be_made_equal_is_refused(keys, message):
-    with pytest.raises(ClearheadError, match=message):
-        equalised(_uneven_rows(**keys))
+def test_what_cannot_be_made_equal_is_refused():
+    with pytest.raises(ClearheadError, match=r"mlp='gelu' has a function .* swiglu or geglu"):
+        equalised(_uneven_rows(mlp="gelu"))
+    with pytest.raises(ClearheadError, match="rows' sizes to columns: give --rotate down too"):
+        equalised(_uneven_rows())
 
 
 @torch.no_grad()
@@ -262,9 +255,9 @@ def _model(name: str = "transformer", **changes: Any) -> ClearheadForCausalLM:
     return model
 
 
+@torch.no_grad()
 def _logits(model: ClearheadForCausalLM) -> torch.Tensor:
-    with torch.no_grad():
-        return model(IDS).logits
+    return model(IDS).logits
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -326,13 +319,10 @@ def test_a_sink_takes_the_place_of_softmax1_and_one_that_rests_deep_can_go():
     assert torch.allclose(_logits(start.model), _logits(model), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("softmax1", "xsa", "coca", "coca-strict", "coca-slack", "key-value", "alibi", "forget"),
-        "sas-p",
-    ],
-)
+OTHERS = ["softmax1", "xsa", "coca", "coca-strict", "coca-slack", "key-value", "alibi", "forget"]
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "sas-p"])
 def test_other_starts_keep_the_weights_that_have_a_place(name):
     model = _model()
     start = started(model, target(name, {}))

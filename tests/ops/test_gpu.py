@@ -15,7 +15,6 @@ from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Call
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
 from tests.models.space import CAUSAL
-from tests.models.space import CAUSAL
 from tests.ops import oracles
 
 pytestmark = pytest.mark.gpu

@@ -198,15 +198,8 @@ def _by_head(log_gates_BPSR: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shared", [1, 3])
-@pytest.mark.parametrize(
-    ("dtype", "rounding"),
-    [
-        (torch.float64, 2.0**-46),
-        *((each, 2.0**-23) for each in (torch.float32, torch.bfloat16, torch.float16)),
-    ],
-    ids=str,
-)
-def test_columns_carry_the_sum_of_the_gates_between_in_every_dtype(shared, dtype, rounding):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_columns_carry_the_sum_of_the_gates_between_in_every_dtype(shared, dtype):
     """The product of the rounded columns; sums of 100 thousand, beyond what float16 holds."""
     log_gates = _log_gates(301, shared)
     log_gates[:, :, 150] = -1e5
@@ -215,6 +208,7 @@ def test_columns_carry_the_sum_of_the_gates_between_in_every_dtype(shared, dtype
     got = q.double() @ k.double().repeat_interleave(shared, 1).mT * SCALE
     want = oracles.forget_bias(_by_head(log_gates), 77)
     past = torch.ones(77, 301).tril(301 - 77).bool()
+    rounding = 2.0**-46 if dtype == torch.float64 else 2.0**-23
     assert ((got - want)[..., past].abs() <= 1e5 * rounding).all()
     assert (got.diagonal(301 - 77, -2, -1) == 0).all()  # a token forgets nothing of itself
 

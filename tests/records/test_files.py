@@ -30,7 +30,6 @@ def test_a_failed_write_leaves_the_old_file_and_names_it(tmp_path, room):
 
 @pytest.mark.parametrize("kind", ["text", "safetensors", "tokenizer"])
 def test_a_folder_that_does_not_fit_is_one_line_and_leaves_nothing(tmp_path, room, kind):
-    """Whoever writes: Rust's libraries raise exceptions of their own."""
     words = {f"word {number}": number for number in range(100)}
 
     def fill(folder):
@@ -174,12 +173,9 @@ with hold_folder(Path(sys.argv[1])):
 @pytest.fixture
 def holder(tmp_path):
     """Another process that holds the folder "run" until its input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    words = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()
@@ -189,10 +185,8 @@ def holder(tmp_path):
 def test_a_folder_in_use_is_refused_in_one_line_that_names_the_owner(holder, tmp_path):
     run = tmp_path / "run"
     owner = f"process {holder.pid} on {socket.gethostname()} since 20"
-    with (
-        pytest.raises(ClearheadError, match=f"run is in use by {owner}") as caught,
-        hold_folder(run),
-    ):
+    said = f"run is in use by {owner}"
+    with pytest.raises(ClearheadError, match=said) as caught, hold_folder(run):
         pass
     assert "\n" not in str(caught.value)
     assert [path.name for path in run.iterdir()] == [".lock"]

@@ -247,10 +247,7 @@ NEEDED = ("__init__.py", "versions.py", "errors.py", "terminal.py", "records")
 
 def git(folder, *words):
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    done = subprocess.run(
-        ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    return subprocess.check_output(["git", *identity, *words], cwd=folder, text=True).strip()
 
 
 @pytest.fixture
@@ -269,14 +266,8 @@ def copy(tmp_path):
 
 
 def code_of(package):
-    ran = subprocess.run(
-        [sys.executable, "-B", "-c", ASK],
-        env={"PYTHONPATH": str(package.parent), "PATH": "/usr/bin:/bin", "GIT_DIR": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(ran.stdout)
+    place = {"PYTHONPATH": str(package.parent), "PATH": "/usr/bin:/bin", "GIT_DIR": "/nowhere"}
+    return json.loads(subprocess.check_output([sys.executable, "-B", "-c", ASK], env=place))
 
 
 def test_a_checkout_is_known_by_its_commit_and_a_change_marks_it(copy):

@@ -194,9 +194,7 @@ def _plain(model: ClearheadForCausalLM, name: str) -> ClearheadForCausalLM:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_annealed_start_is_the_transformer_at_first_and_the_mechanism_at_last(
-    name, tiny, tmp_path
-):
+def test_an_annealed_start_is_at_first_the_transformer_and_then_the_mechanism(name, tiny, tmp_path):
     ids, model = tiny.Batches().batch(0)["input_ids"], _model(name).eval()
     wanted = _plain(model, "transformer")(ids).logits
     assert (model(ids).logits - wanted).abs().max() <= 1e-6 * wanted.abs().max()
@@ -249,23 +247,13 @@ def _with_trainer(model, folder, passes=1, **settings):
         def on_step_end(self, args, state, control, model, **others):
             courses.append(_buffers(model))
 
-    arguments = TrainingArguments(
-        str(folder),
-        max_steps=STEPS,
-        per_device_train_batch_size=2 // passes,
-        gradient_accumulation_steps=passes,
-        learning_rate=1e-3,
-        train_sampling_strategy="sequential",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        **{"save_strategy": "no"} | settings,
-    )
+    batches = {"per_device_train_batch_size": 2 // passes, "gradient_accumulation_steps": passes}
+    quiet = {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    usual = {"max_steps": STEPS, "learning_rate": 1e-3, "train_sampling_strategy": "sequential"}
+    arguments = TrainingArguments(str(folder), **usual | batches | quiet | settings)
     rows = [{"input_ids": row, "labels": row} for row in ROWS]
-    trainer = Trainer(
-        model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[Courses()]
-    )
-    return trainer, courses
+    data = {"train_dataset": rows, "eval_dataset": rows}
+    return Trainer(model, arguments, **data, callbacks=[Courses()]), courses
 
 
 class Courses(Callback):
@@ -302,9 +290,9 @@ def test_every_training_loop_moves_the_parts_alike(kind, tiny, tmp_path):
 @pytest.mark.parametrize("kind", ["softmax1", "xsa"])
 def test_a_training_that_goes_on_is_the_unbroken_one(kind, tmp_path):
     whole = _model(kind)
-    trainer, courses = _with_trainer(
-        whole, tmp_path, save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=1
-    )
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    evaluates = {"eval_strategy": "steps", "eval_steps": 1}
+    trainer, courses = _with_trainer(whole, tmp_path, **saves, **evaluates)
     trainer.train()
     trainer, rest = _with_trainer(_model(kind), tmp_path)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
