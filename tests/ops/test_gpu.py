@@ -198,7 +198,7 @@ def _inputs(kind: str, heads: int, groups: int, keys: int, width: int, dtype: to
 
 @pytest.mark.parametrize(
     ("number", "case"),
-    enumerate(product(KINDS, ["whole", "left", "right", "holes"], [1, 67, 4099])),
+    list(enumerate(product(KINDS, ["whole", "left", "right", "holes"], [1, 67, 4099]))),
 )
 def test_split_decode_matches_oracle(number, case, monkeypatch):
     """Dtypes, widths and groups take turns."""
