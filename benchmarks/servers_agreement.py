@@ -21,7 +21,7 @@ from torch import Tensor
 from clearhead.lab.saving import continuations
 from clearhead.quantize import Scheme, Texts, quantized, scheme
 
-PROGRAMS = Path(__file__).parents[1] / "tests" / "servers"  # run in the servers' environment
+PROGRAMS = Path(__file__).parent  # of programs that run in the servers' environment
 # Layers that vLLM computes at once.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 

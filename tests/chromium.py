@@ -13,6 +13,10 @@ FLAGS = (
     *("--hide-scrollbars", "--allow-file-access-from-files", "--virtual-time-budget=30000"),
 )
 
+HOSTILE = (
+    "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b><a href='https://x'>a</a>"
+)
+
 
 def browse(chromium: str, folder: Path, url: str, *flags: str) -> str:
     """What Chromium prints of a page; its profile is in the folder."""

@@ -29,6 +29,7 @@ NotNegative = Annotated[float, Range("a number of at least 0", lambda x: x >= 0)
 Fraction = Annotated[float, Range("a fraction between 0 and 1", lambda x: 0 <= x <= 1)]
 Part = Annotated[float, Range("a share between 0 and 1", lambda x: 0 < x < 1)]
 Share = Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)]
+Temperature = Annotated[float, Range("0 or at least 0.0001", lambda x: x == 0 or x >= 1e-4)]
 Betas = Annotated[
     tuple[float, float],
     Range("two numbers from 0 to below 1, such as 0.9 0.95", lambda x: 0 <= x < 1),

@@ -137,7 +137,7 @@ class Declaration:
     source: str
     build: Callable[..., Any]
     _: KW_ONLY
-    refuses: Callable[[LayerSpec], str | None] = lambda layer: None
+    refuses: Callable[[LayerSpec], str | None] | None = None
     flops: Callable[[LayerSpec, int], float] = lambda layer, length: 0.0
     cache: Callable[[LayerSpec], int] = lambda layer: 0
     heads: Callable[[LayerSpec], int] = lambda layer: layer.num_attention_heads
@@ -185,7 +185,8 @@ class Registry:
 
     def of(self, layer: LayerSpec) -> dict[str, Declaration]:
         """The declaration chosen on each axis of a layer."""
-        return {axis: self.find(axis, getattr(layer, axis)) for axis in AXES}
+        names = {axis: getattr(layer, axis) for axis in AXES}
+        return {axis: self._table[axis].get(x) or self.find(axis, x) for axis, x in names.items()}
 
     def anneals(self, layer: LayerSpec) -> bool:
         """True where `annealed_start` has an effect on a layer."""
@@ -214,5 +215,5 @@ class Registry:
                 f"key heads nor one for each of the {heads} heads: leave it out"
             )
         for axis, declaration in self.of(layer).items():
-            if reason := declaration.refuses(layer):
+            if declaration.refuses and (reason := declaration.refuses(layer)):
                 raise ClearheadError(f"{axis}={declaration.name!r} cannot be used here: {reason}")

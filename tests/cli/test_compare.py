@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -21,9 +20,6 @@ from .conftest import call, changed, lines_of, refusal, weights_of
 
 PRESETS = [name for name in ALL if preset(name).direction == "causal"]
 NULLS = ("softmax1", "sink", "key-bias", "softpick")  # with weight that no key gets
-
-
-_call = partial(call, "compare")
 
 
 @pytest.fixture
@@ -44,10 +40,10 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
     monkeypatch.setenv("COLUMNS", "160")  # for whole names
     words += ["--set", "hidden_size=48", "num_hidden_layers=1", "num_attention_heads=4"]
     other = changed(words, "--output", str(tmp_path / "other"))
-    assert _call("gpt2", *other, "--seeds", "1") == 0
+    assert call("compare", "gpt2", *other, "--seeds", "1") == 0
     capsys.readouterr()
     words = [*PRESETS, *words]
-    assert _call(*words) == 0
+    assert call("compare", *words) == 0
     # The same tokens in the same order, another order with another seed.
     for name in PRESETS:
         assert all(map(torch.equal, given[f"{name}/seed0"], given["transformer/seed0"]))
@@ -74,7 +70,7 @@ def test_every_preset_is_trained_measured_and_shown(words, tmp_path, capsys, mon
 
     # The same command again has nothing to train; other settings are refused.
     monkeypatch.setattr(job, "train_to_end", lambda *_, **__: pytest.fail("trained again"))
-    assert _call(*words) == 0
+    assert call("compare", *words) == 0
     said = refusal(capsys, "compare", *words, "--train.learning-rate", "0.5")
     assert "other settings: train.learning_rate was 0.003 and is now 0.5" in said
 
@@ -83,7 +79,7 @@ def test_a_record_has_the_precision_that_was_computed(words, tmp_path, capsys, m
     auto = ["transformer", *changed(words, "--train.precision", "auto")]
     native = [True]
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": native[0]})
-    assert _call(*auto) == 0
+    assert call("compare", *auto) == 0
     records = tmp_path / "out/records.jsonl"
     assert load(records).runs[0].precision == "bf16"
     native[0] = False  # a machine on which the same command computes something else
@@ -105,10 +101,10 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 
     monkeypatch.setattr(Batches, "batch", interrupting)
     longer = changed(words, "--train.tokens", "96", "--measure-every", "1")
-    assert _call(*longer) == 128 + signal.SIGTERM
+    assert call("compare", *longer) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "out/report.html").exists()
-    assert _call(*longer) == 0
+    assert call("compare", *longer) == 0
     lines = (tmp_path / "out/records.jsonl").read_text().splitlines()
     steps = [json.loads(x)["step"] for x in lines if '"kind": "step"' in x]
     assert steps == [1, 2, 3]
@@ -128,7 +124,7 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, m
 
     monkeypatch.setattr(job, "perplexity", spy)
     words = changed(words, "--data.data", str(tmp_path / "notes.jsonl"))
-    assert _call(*words) == 0
+    assert call("compare", *words) == 0
     lines = lines_of(tmp_path / "out")
     losses = [x for x in lines if x.get("metric") == "loss"]
     assert [x["value"] for x in losses if "step" in x] == [found.loss for found in read]
@@ -141,7 +137,7 @@ def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, m
 
 
 def test_without_lengths_the_speed_and_memory_of_training_alone_are_measured(settings, tmp_path):
-    assert _call("transformer", *settings, "--lengths", "--output", str(tmp_path)) == 0
+    assert call("compare", "transformer", *settings, "--lengths", "--output", str(tmp_path)) == 0
     lines = lines_of(tmp_path)
     found = {x["metric"] for x in lines if x["kind"] == "measure"}
     assert found == {"train_seconds", "tokens_per_second", "peak_memory_bytes"}
@@ -155,10 +151,10 @@ def test_a_run_trained_but_not_measured_is_measured(words, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job, "perplexity_by_length", broken)
-    assert _call(*words) == 130
+    assert call("compare", *words) == 130
     monkeypatch.undo()
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    assert _call(*words) == 0
+    assert call("compare", *words) == 0
     lines = lines_of(tmp_path / "out")
     by_metric = {x["metric"]: x for x in lines if x["kind"] == "measure"}
     assert by_metric["peak_memory_bytes"]["value"] is None
@@ -170,7 +166,7 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys):
     arms = ["transformer", "softmax1", "--vary", "train.optimizer=adamw,orthoadam"]
     shape = ["--set", "num_hidden_layers=1", "hidden_size=48"]
     # Measured on the way or not, training takes the same course.
-    assert _call(*arms, *words, *shape, "--measure-every", "0.5") == 0
+    assert call("compare", *arms, *words, *shape, "--measure-every", "0.5") == 0
     out = tmp_path / "out"
     names = [f"{p} · {o}" for p in ("transformer", "softmax1") for o in ("adamw", "orthoadam")]
     lines = lines_of(out)
@@ -194,7 +190,7 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys):
     assert all(name in printed for name in names)
 
     other = changed([*arms, *words, *shape], "--output", str(tmp_path / "other"))
-    assert _call(*other) == 0
+    assert call("compare", *other) == 0
     for name in ("softmax1+orthoadam-seed0", "transformer+adamw-seed0"):
         assert weights_of(out / name) == weights_of(tmp_path / "other" / name)
     said = refusal(capsys, "compare", *other, "--measure-every", "1")
@@ -204,7 +200,7 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys):
 def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
     rates = ["transformer", "--vary", "train.learning_rate=1e30,1e-3", *words]
     rates += ["--train.clip", "0", "--train.warmup", "0", "--measure-every", "1"]
-    assert _call(*rates) == 0
+    assert call("compare", *rates) == 0
     captured = capsys.readouterr()
     assert "learning_rate 1e+30, seed 0: stopped at step 2" in captured.err
     lines = lines_of(tmp_path / "out")
@@ -215,8 +211,8 @@ def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
     assert "lower learning_rate" in diverged["reason"]
     assert trained["value"] > 1
     assert "lower learning_rate" in (tmp_path / "out/report.html").read_text("utf-8")
-    assert _call(*rates) == 0  # and is not tried again
+    assert call("compare", *rates) == 0  # and is not tried again
     assert "learning_rate 1e+30, seed 0: already done" in capsys.readouterr().err
     alone = [word.replace(",1e-3", "") for word in rates]
-    assert _call(*changed(alone, "--output", str(tmp_path / "alone"))) == 2
+    assert call("compare", *changed(alone, "--output", str(tmp_path / "alone"))) == 2
     assert "no run stayed finite" in capsys.readouterr().err

@@ -49,7 +49,6 @@ def half(llama: Path, tmp_path: Path) -> Path:
 
 
 def test_a_rounded_model_is_measured_as_it_is_written(half, tmp_path, capsys):
-    """Turned weights are no longer numbers of 16 bits."""
     turned, served = tmp_path / "turned", tmp_path / "served"
     words = ("--rotate", "residual", "values", "--length", "24", "--windows", "2")
     assert call("convert", half, turned, *words) == 0

@@ -54,7 +54,6 @@ def test_a_prefix_beside_another_function_names_the_way_to_both(llama, tmp_path,
 
 
 def test_a_prefix_says_that_it_is_seen_beyond_a_sliding_window(tokenizer, tmp_path, capsys):
-    """What is seen: tests/models/test_prefix.py."""
     sliding = saved(tmp_path / "sliding", tokenizer, sliding_window=8)
     assert call("convert", sliding, tmp_path / "made", "--prefix", "a", "--length", "24") == 0
     said = " ".join(capsys.readouterr().out.split())

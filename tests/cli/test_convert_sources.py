@@ -78,7 +78,7 @@ def test_a_prefix_of_a_token_without_an_embedding_is_refused(source, tmp_path, c
     _with_padding(tokenizer)
     tokenizer.save_pretrained(source)
     said = refusal(capsys, "convert", source, tmp_path / "made", "--prefix", "[PAD]")
-    assert "has token 300, and the model 300 embeddings" in said
+    assert "token ids from 300 to 300, and the model knows 0 to 299" in said
 
 
 def test_a_head_beside_the_embedding_to_which_it_is_tied_is_refused(source, going_on, capsys):

@@ -3,7 +3,6 @@
 import io
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +15,6 @@ from clearhead.progress import Line, Work
 from clearhead.records.loading import load
 
 from .conftest import call
-
-_call = partial(call, "demo")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +98,7 @@ def test_a_pretrained_model_stands_beside(small, found, tmp_path):
 def test_a_missing_model_is_refused_before_any_training(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    assert _call("--pretrained", "./model") == 2
+    assert call("demo", "--pretrained", "./model") == 2
     err = capsys.readouterr().err
     assert "clearhead: cannot load a model from './model'" in err
     assert not (tmp_path / "demo/text").exists()

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,8 @@ def words(text: Path, cache: Path, tmp_path: Path) -> list[str]:
     return [*data_of(text, cache), "--windows", "3", "--output", str(tmp_path / "out")]
 
 
-_call = partial(call, "diagnose")
-
-
 def test_two_models_side_by_side(models, words, tmp_path, capsys):
-    assert _call(models / "ours", models / "gpt2", *words) == 0
+    assert call("diagnose", models / "ours", models / "gpt2", *words) == 0
     out = capsys.readouterr().out
     assert "ours" in out
     assert "largest hidden number, in medians" in out
@@ -61,7 +57,7 @@ def test_two_models_side_by_side(models, words, tmp_path, capsys):
 def test_a_model_without_numbers_is_not_called_sound(models, words, tokenizer, tmp_path, capsys):
     folder = shutil.copytree(models / "gpt2", tmp_path / "nan")
     rewritten(folder, lambda w: w["transformer.h.1.mlp.c_fc.weight"][0, :1].fill_(torch.nan))
-    assert _call(models / "gpt2", tmp_path / "nan", *words) == 1
+    assert call("diagnose", models / "gpt2", tmp_path / "nan", *words) == 1
     out, err = capsys.readouterr()
     shown = " ".join(out.split())
     assert "Not finite: hidden states or logits in nan." in shown
@@ -74,7 +70,7 @@ def test_a_model_whose_tokenizer_has_no_end_token(models, words, tmp_path):
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "eos_token": None}))
-    assert _call(folder, *words, "--length", "16") == 0
+    assert call("diagnose", folder, *words, "--length", "16") == 0
     header, *_ = lines_of(tmp_path / "out", "diagnosis.jsonl")
     assert header["data"]["tokenizer"]["end"] is None
 
@@ -82,7 +78,7 @@ def test_a_model_whose_tokenizer_has_no_end_token(models, words, tmp_path):
 def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
     shape = ["hidden_size=24", "num_attention_heads=2", "num_hidden_layers=5"]
     options = ["--set", *shape, "--data.vocabulary", "300"]
-    assert _call("init:transformer", *words, *options, "--length", "16") == 0
+    assert call("diagnose", "init:transformer", *words, *options, "--length", "16") == 0
     lines = lines_of(tmp_path / "out", "diagnosis.jsonl")
     layers = [x["layer"] for x in lines if x.get("metric") == "similarity"]
     assert layers == [-1, 0, 1, 2, 3, 4]
@@ -139,15 +135,3 @@ def test_a_preset_with_changes(capsys):
     out = capsys.readouterr().out
     assert "sdpa: right: plain, sinks of 20, padded, packed, cached, chunks, windowed" in out
     assert "clearhead: does not load here (left out: a model of ours has the same" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("init:sinc",), "did you mean sink"),
-        (("./no-such-folder",), "no such folder"),
-        (("init:sink", "--attention", "sdpaa"), "none of sdpaa loads here"),
-    ],
-)
-def test_bad_requests(words, said, capsys):
-    assert said in refusal(capsys, "check", *words)

@@ -227,12 +227,12 @@ def test_refusals_of_finetune(rows, tokenizer, tmp_path, capsys):
     good = _words(rows)
     out = ["--output", str(tmp_path / "out")]
     for words, message in (
-        ([model], "give --task, one of cola"),
+        ([model], "give --task: cola"),
         ([model, "--task", "colla"], "did you mean cola"),
-        ([model, "--task", "rte", "--train-file", "x"], "or both --train-file and"),
+        ([model, "--task", "rte", "--train-file", "x"], "or --train-file and"),
         ([model, *good[:4], "--text-field", "text"], "no field 'text'"),
         ([model, *changed(good, "--validation-file", str(odd))], "label 'perhaps' is outside"),
-        ([model, *good[:6], "--train.max-length", "65"], "give --train.max-length 64"),
+        ([model, *good[:6], "--train.max-length", "65"], "give a smaller --train.max-length"),
         ([bert, *good, "--train.dropout", "0.2"], "is for clearhead models"),
         ([model, *good, "--seeds", "1", "1"], "each once"),
     ):

@@ -63,7 +63,6 @@ def test_a_sweep_is_kept_and_goes_on_where_it_stopped(passkey, tmp_path, monkeyp
 
 
 def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, capsys):
-    """Side by side, with a chart by length and a verdict."""
     other = _with(tmp_path / "other", trained, 3.0)
     first, *options = words[1:]
     page = tmp_path / "page.html"
@@ -102,7 +101,6 @@ def test_seeds_are_drawn_anew_and_pooled(passkey, tmp_path, capsys):
 
 
 def test_a_header_and_a_cell_say_how_they_were_made(passkey, tokenizer, tmp_path):
-    """What committed records need, of a run's model and of one that was not trained here."""
     untrained = saved(tmp_path / "untrained", tokenizer)
     words = changed(passkey, "--tasks", "passkey", "--passkey.depths", "0.5", "--lengths", "240")
     assert call(*words[:2], str(untrained), *words[2:]) == 0
@@ -188,7 +186,6 @@ def test_a_number_that_is_not_finite_is_said_and_ends_in_1(words, trained, tmp_p
 
 
 def test_a_run_is_measured_on_its_own_held_out_text(words, trained, text, tmp_path, capsys):
-    """Which run.json knows, share and fields included."""
     _, run, *options = words
     options = [*options[2:4], *options[6:]]  # without its text and share
     assert call("eval", run, *options) == 0
@@ -216,7 +213,6 @@ def test_a_run_is_measured_on_its_own_held_out_text(words, trained, text, tmp_pa
 
 
 def test_tasks_of_the_harness(trained, tmp_path, capsys):
-    """From a folder; where one cannot be had, what is done is shown."""
     pytest.importorskip("lm_eval")
     data, records = tmp_path / "rows.jsonl", tmp_path / "records.jsonl"
     rows = [{"question": "Which?", "choices": ["query", "key"], "label": n % 2} for n in range(3)]

@@ -9,7 +9,6 @@ import shlex
 import signal
 import sys
 import time
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -31,9 +30,6 @@ from clearhead.train import TrainConfig
 from .conftest import call, refusal
 
 ALL = [(one.name, scale) for one in EXPERIMENTS.values() for scale in one.scales]
-
-
-_call = partial(call, "reproduce")
 
 
 @pytest.mark.parametrize(("name", "scale"), ALL)
@@ -67,24 +63,8 @@ def test_a_model_that_cannot_be_opened_is_refused_before_the_first_job(tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "give a claim, a family, an experiment or all"),
-        (("blocks", "--only", "sass"), "'sass' names none of the arms, which are transformer, "),
-        (("encoders", "--questions", "rta"), "none of the questions, which are rte, banking77"),
-        (("blocks", "--from", "my-model"), "no effect on transformer, which begins anew"),
-        (("retrofit", "--scale", "paper"), "unknown scale of retrofit 'paper'"),
-        (("diff/table22",), "did you mean diff/table2"),
-        (("coca/bidirectional", "--scale", "paper"), "coca/bidirectional has no arms at paper"),
-    ],
-)
-def test_requests_that_nothing_decides_are_refused(words, said, capsys):
-    assert said in refusal(capsys, "reproduce", *words)
-
-
 def test_the_list_says_what_each_experiment_asks(capsys):
-    assert _call("--list") == 0
+    assert call("reproduce", "--list") == 0
     out = capsys.readouterr().out.splitlines()
     asked = "blocks: Figures 3, 6 and 13: every block at the depths of a scale, variants of SAS at "
     asked += "the smaller. arXiv 2311.01906; tiny, small, paper; "
@@ -140,7 +120,7 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
 
     monkeypatch.setattr(processes, "starting", lambda jobs: killing)
     words = ["toy", "--output", str(tmp_path / "out"), "--jobs", "2"]
-    assert _call(*words) == 1
+    assert call("reproduce", *words) == 1
     told = capsys.readouterr().err
     log = tmp_path / "out/logs/sweeps/toy-blocks/sas+mlp_gain=0.5-1e-2.log"
     assert f"sweeps/toy-blocks/sas+mlp_gain=0.5-1e-2: failed with -9:  (all of it: {log})" in (told)
@@ -148,7 +128,7 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
     assert len(started) == 2 + 1  # the sweep, the other arm's run
     assert load(tmp_path / "out/records.jsonl").arms() == ["transformer"]
 
-    assert _call(*words) == 0
+    assert call("reproduce", *words) == 0
     assert len(started) == 3 + 2 + 2  # the killed one, that beyond, the arm's run, its evaluation
     table = capsys.readouterr().out
     assert "sas · mlp_gain 0.5" in table

@@ -59,7 +59,6 @@ def _cases(found):
 
 
 def test_sinks_are_honoured_by_clearhead_and_by_eager():
-    """And the model stays as it is."""
     model = _granite()
     before = {name: one.clone() for name, one in model.state_dict().items()}
     eager, ours = check_attention(model, ("eager", "clearhead"), timed=16)

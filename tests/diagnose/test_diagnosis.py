@@ -13,7 +13,7 @@ from clearhead.diagnose import diagnose
 from clearhead.diagnose.diagnosis import advise, gain_ratios
 from clearhead.models.inspection import longest_text, within_memory
 
-from .kinds import ENCODERS, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
+from .conftest import ENCODERS, ROTARY, UNOBSERVED, UNTURNED, VOCABULARY, make
 
 T = 33
 HIDDEN = (

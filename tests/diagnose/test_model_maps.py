@@ -56,7 +56,6 @@ def _maps(lines: list[dict]) -> list[str]:
     "name", ["Llama", "GPT-2", "transformer", "gpt2", "softmax1", "gpt-oss", "Gemma2"]
 )
 def test_as_from_the_models_own_matrices(tiny, name):
-    """Of other models too: with sinks, and capped scores."""
     wide = {"sliding_window": 64} if name in ("gpt-oss", "Gemma2") else {}
     model, ids = tiny.make(name, **wide), torch.stack(tiny.windows(4, SHORT))
     lines, matrices = _run(model, ids), _own_attentions(model, ids)

@@ -11,7 +11,7 @@ from clearhead.ops.visibility import Visibility
 from clearhead.probe.attention_call import AttentionCall
 from clearhead.probe.observation import observe
 
-from .kinds import LONGEST, ROTARY, UNTURNED, VOCABULARY, make
+from .conftest import LONGEST, ROTARY, UNTURNED, VOCABULARY, make
 
 T = 33
 

@@ -194,8 +194,8 @@ def test_texts_are_read_apart_where_frequencies_follow_the_length(folder, subjec
 @pytest.mark.parametrize(
     ("word", "other", "message"),
     [
-        ("rows.jsonl", "none.jsonl", r"cannot load the task asked .*: where the hub"),
-        ("dataset_path: json", "dataset_path: nobody/nothing", r"\(.*nobody.nothing.*: where"),
+        ("rows.jsonl", "none.jsonl", r"cannot load the task asked .*: without the hub"),
+        ("dataset_path: json", "dataset_path: nobody/nothing", r"\(.*nobody.nothing.*: without"),
         ("choices\n", "answers\n", r"cannot load the task asked \(.*\)$"),
         ("output_type", "unsafe_code: true\noutput_type", "marked as unsafe"),
         ("rows.jsonl", "long.jsonl", "cannot run the task asked"),  # an answer beyond the model
@@ -236,12 +236,8 @@ def test_no_program_of_a_metric_is_downloaded(folder, subject, monkeypatch, caug
 
 def test_names_of_nothing(folder, subject, monkeypatch):
     """lm-eval's own index takes seconds to read: once, and never with a folder's."""
-    others, every, index = (
-        ("perplexity", "passkey"),
-        harness._all_tasks,
-        {"include_defaults": False},
-    )
-    own = partial(tasks.TaskManager, **index)
+    others, every = ("perplexity", "passkey"), harness._all_tasks
+    own = partial(tasks.TaskManager, include_defaults=False)
     monkeypatch.setattr(
         harness, "_all_tasks", lambda path: own(include_path=path) if path else every(path)
     )
@@ -257,6 +253,3 @@ def test_names_of_nothing(folder, subject, monkeypatch):
         HarnessTask().cells(subject)
     with pytest.raises(ClearheadError, match="tasksx' is no folder"):
         HarnessTask(tasks=("asked",), include_path=f"{folder}x").cells(subject)
-    monkeypatch.setattr("clearhead.eval.harness.find_spec", lambda _name: None)
-    with pytest.raises(ClearheadError, match=r"pip install 'clearhead\[lm-eval\]'"):
-        check_names(("hellaswag",), "", others)

@@ -1,4 +1,4 @@
-"""Perplexity against the cross-entropy of whole logits, in windows apart and in sliding ones."""
+"""Perplexity and loss at hidden tokens, against the cross-entropy of whole logits."""
 
 import itertools
 import math
@@ -13,11 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead import ClearheadError
-from clearhead.data import Corpus, TokenStream
+from clearhead.data import Corpus, DataConfig, TokenStream, prepare, with_mask_token
+from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.eval import sliding as file_of_sliding
-from clearhead.eval.perplexity_task import HitsTask, PerplexityTask, hits
+from clearhead.eval.perplexity_task import HitsTask, MaskedTask, PerplexityTask, hits
 from clearhead.eval.sliding import lengths, perplexity, sliding, windows_of
+from clearhead.lab.measuring import measure
+from clearhead.lab.sweep_configs import EvaluateConfig
+from clearhead.measure.sweep import Texts
 from clearhead.models import with_rope_scaling
+from clearhead.records.jsonl import append
 
 from .conftest import numbers
 
@@ -52,7 +57,6 @@ def small_parts(monkeypatch) -> None:
     "name", ["transformer", "differential", "softmax1", "gpt2", "Llama", "GPT-2", "Cohere"]
 )
 def test_is_exp_of_the_mean_cross_entropy(small_parts, name, prefix, batch_size):
-    """Of whole logits; a prefix is read and not predicted."""
     model, windows = _make(name).double(), _windows(4, 13)
     ids = torch.cat([torch.tensor(prefix).expand(4, -1).long(), torch.stack(windows)], 1)
     with torch.no_grad():
@@ -316,9 +320,37 @@ def test_hits_and_others_make_up_the_loss(subject):
     assert 0 < found["ar_hits"] < found["predicted_tokens"]
 
 
-def test_texts_shorter_than_the_window_are_named(make_subject):
+def test_texts_shorter_than_the_window_are_named(make_subject, corpus):
     long = make_subject(lengths=(128, 100_000))
     with pytest.raises(ClearheadError, match=r"no document of 100,000 tokens \(the longest of"):
         PerplexityTask().cells(long)
     with pytest.raises(ClearheadError, match="no document of 100,000 tokens"):
         HitsTask().cells(long)
+    held_out = Texts(lambda: corpus, ("validation",))
+    with pytest.raises(ClearheadError, match="no window of 100,000 tokens"):
+        MaskedTask().cells(replace(long, texts=held_out))
+
+
+def test_the_loss_of_another_text_is_another_cell(tmp_path):
+    tokenizer = train_tokenizer(["good bad film plot"] * 30, 290)
+    files = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
+    for file, words in zip(files, ("good film", "bad plot"), strict=True):
+        append(file, *({"text": f"{words} " * n} for n in range(9, 60)))
+    data = DataConfig(data=(str(files[0]),), validation=0.4)
+    corpus = with_mask_token(prepare(data, tokenizer=tokenizer, progress=str))
+    torch.manual_seed(0)
+    model = architectures.make("bert", vocab_size=corpus.vocabulary_size)
+    model.save_pretrained(tmp_path / "model")
+    corpus.tokenizer.save_pretrained(tmp_path / "model")
+    few = {"lengths": (16,), "tokens": 256, "records": tmp_path / "records.jsonl"}
+    asked = EvaluateConfig(models=(str(tmp_path / "model"),), data=data, **few)
+
+    def loss(config) -> float:
+        lines = measure(config)
+        (value,) = (line["value"] for line in lines if line.get("metric") == "masked_loss")
+        return value
+
+    first = loss(asked)
+    other = replace(asked, data=replace(data, data=(str(files[1]),)))
+    assert loss(other) != first
+    assert loss(asked) == first

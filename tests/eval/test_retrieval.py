@@ -201,7 +201,6 @@ def test_allocation_under_dynamic_scaling_follows_no_earlier_text(make_subject, 
     ("task", "lengths", "message"),
     [
         (PasskeyTask(), (16, 128), r"takes \d+ tokens without any filler: more than the length 16"),
-        (NeedlesTask(grid=("2by1",)), (128,), "grid '2by1' is not NxR"),
         (NeedlesTask(grid=("1x2",)), (128,), "grid '1x2' is not NxR"),
         (NeedlesTask(grid=("6x1",)), (40,), "6 needles and a question take"),
         (RecallTask(pairs=(40,)), (64,), "tokens, more than the length 64"),

@@ -1,16 +1,21 @@
-"""Many-shot classification against whole forward passes in float64; orders, prompts, refusals."""
+"""Metrics of classes by hand; many shots against whole forward passes, their orders and prompts."""
 
 import gzip
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from statistics import variance
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from clearhead import ClearheadError
 from clearhead.data.seeded import SeededChoices
+from clearhead.eval.classification import METRICS, predict
 from clearhead.eval.shots import Setting, ShotsTask
 from clearhead.records.intervals import wilson
 
@@ -103,7 +108,6 @@ def test_prompts_fit_the_length_and_never_show_a_query(subject, task):
 
 
 def test_draws_follow_the_seed_alone(make_subject, task):
-    """And without a file of queries they are held out."""
     setting = Setting(replace(task, test="", queries=20), make_subject())
     assert (len(setting.queries), len(setting.pool)) == (20, 40)
     assert not set(setting.queries) & set(setting.pool)
@@ -158,3 +162,43 @@ def test_refuses_labels_that_are_not_shown(subject, write, task):
     odd = replace(task, test=write([{"text": "a", "label": "other"}]), queries=1)
     with pytest.raises(ClearheadError, match="label 'other' is outside the 4 classes"):
         odd.cells(subject)
+
+
+@pytest.mark.parametrize(
+    ("metric", "answers", "labels", "value"),
+    [
+        ("accuracy", [0, 1, 2, 1], [0, 1, 1, 1], 0.75),
+        ("f1", [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0], 4 / 7),  # tp 2, fp 1, fn 2
+        ("f1", [0, 0], [0, 0], 0.0),
+        ("f1", [1, 1], [1, 1], 1.0),
+        # tp 2, tn 1, fp 1, fn 2: (2·1 − 1·2) / √(3·4·2·3); tp 3, tn 2, fp 1, fn 0: 6 / √(4·3·3·2).
+        ("mcc", [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0], 0.0),
+        ("mcc", [1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], 6 / math.sqrt(72)),
+        ("mcc", [0, 1], [1, 0], -1.0),
+        ("mcc", [1, 1], [1, 0], 0.0),  # one answer for all tells nothing
+        # Three classes, p = (1, 2, 1), t = (2, 1, 1): (3·4 − 5) / √((16 − 6)(16 − 6)).
+        ("mcc", [0, 1, 1, 2], [0, 0, 1, 2], 0.7),
+        ("pearson", [1, 2, 3], [2, 4, 6], 1.0),
+        ("pearson", [1, 2, 3], [1, 3, 2], 0.5),  # deviations (−1, 0, 1), (−1, 1, 0): 1 / √(2·2)
+        ("pearson", [1, 1], [0, 1], math.nan),
+    ],
+)
+def test_metrics_by_hand(metric, answers, labels, value):
+    found = METRICS[metric](answers, labels)
+    assert found == pytest.approx(value, abs=1e-15, nan_ok=True)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_answers_come_in_order_and_without_dropout(labels):
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=31, intermediate_size=8, initializer_range=0.5, **shape)
+    config.num_labels = labels
+    model = BertForSequenceClassification(config).train()
+    ids = torch.randint(0, 31, (7, 5))
+    batches = [{"input_ids": part, "labels": torch.zeros(len(part))} for part in ids.split(3)]
+    found = predict(model, batches)
+    assert model.training
+    with torch.no_grad():
+        logits = model.eval()(ids).logits
+    want = logits[:, 0] if labels == 1 else logits.argmax(-1)
+    np.testing.assert_allclose(found, want.numpy(), rtol=1e-5)

@@ -184,7 +184,6 @@ def test_a_prompt_of_lm_eval_opens_with_the_begin_token_and_is_cut_behind_it(pai
 
 
 def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
-    """`opened` in every window."""
     plain, lm = pair
     (score,) = lm.loglikelihood_rolling([_request(TEXT * 20)])
     ids = _ids(corpus, TEXT * 20)
@@ -197,7 +196,6 @@ def test_windows_of_a_text_in_lm_eval_open_with_the_begin_token(pair, corpus):
 
 
 def test_a_prompt_to_continue_that_is_cut_opens_with_the_begin_token(pair, corpus):
-    """What is written after a text that is too long is what a whole forward pass says."""
     plain, lm = pair
     (written,) = lm.generate_until([_request(TEXT * 20, {"max_gen_toks": 4, "until": []})])
     ids = [corpus.tokenizer.bos_token_id, *_ids(corpus, TEXT * 20)[-59:]]

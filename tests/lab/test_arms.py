@@ -47,7 +47,6 @@ def test_folders_are_safe_and_apart():
     ("changes", "message"),
     [
         ({"vary": {"optimizer": ("sgd",)}}, "did you mean train.optimizer"),
-        ({"vary": {"train.optimiser": ("sgd",)}}, "did you mean train.optimizer"),
         ({"vary": {"normaliser": ("softmax",)}}, "did you mean normalizer"),
         ({"vary": {"train.optimizer": ("adamv",)}}, "did you mean adamw"),
         ({"vary": {"hidden_size": (1.5,)}}, "hidden_size is 1.5: give a whole number"),

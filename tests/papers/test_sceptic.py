@@ -253,3 +253,35 @@ def apart(file, spec):
 def test_a_sentence_of_the_readme_has_the_numbers_of_the_records(sentence):
     (shown,) = re.findall(sentence, " ".join(README.split()))
     agree(shown.replace(" %", ""), *CHECKS[sentence]())
+
+
+# The run of each row of docs/repair.md, in the order of the rows, and its record of 8 windows.
+CHOICES = {
+    "SmolLM2-135M": "repair",
+    "learned": "learned",
+    "learned-down": "learned",
+    "turned-learned": "learned",
+    "searched-learned": "learned",
+    "prefix": "repair",
+    "key-value": "repair",
+}
+
+
+def _check(shown: str, file: str, name: str, scheme: str) -> None:
+    """Compare the "+30.7 %" that few bits add with the record."""
+    (few,), (full,) = (
+        of(f"{file}.jsonl", name, x) for x in (f"perplexity scheme={scheme}", "full")
+    )
+    agree(*re.findall(r"\+([\d.]+) %", shown), 100 * (few / full - 1))
+
+
+def test_the_table_of_what_to_choose():
+    page = ROOT.joinpath("docs/repair.md").read_text("utf-8")
+    head, _, *rows = page[page.index("| you want |") :].partition("\n\n")[0].split("\n")
+    assert "| options of `convert` | 8 bits | 6 bits |" in head
+    for row, (name, file) in zip(rows, CHOICES.items(), strict=True):
+        eight, _, sixty_four = row.split("|")[3].partition(" (")  # of 64 windows
+        _check(eight, file, name, "w8a8-coarse")
+        _check(row.split("|")[4], file, name, "w8a6-token")
+        if sixty_four:
+            _check(sixty_four, "learned-64", name, "w8a8-coarse")

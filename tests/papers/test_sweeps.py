@@ -225,7 +225,6 @@ def _without_runs(lab: Lab) -> None:
 
 
 def test_rates_are_those_of_their_sweeps_wherever_the_folder_is(lab, tmp_path):
-    """Its models to start from lie within it, and trackers choose nothing."""
     lab = lab(best={"arm": 2e-3})
 
     def within(words: str) -> Study:

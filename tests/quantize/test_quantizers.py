@@ -13,14 +13,11 @@ from clearhead.quantize.quantizers import absmax, fp8, grouped, integers, mxfp4,
 from clearhead.quantize.schemes import Rounding
 
 
-def _half_even(value: float) -> int:
-    return round(value)  # Python's, too, rounds halves to even
-
-
+# Python's round, too, rounds halves to even.
 def _absmax_oracle(row: list[float], bits: int) -> list[float]:
     levels = 2 ** (bits - 1) - 1
     a = max(map(abs, row))
-    return [_half_even(x / a * levels) * a / levels if a else 0.0 for x in row]
+    return [round(x / a * levels) * a / levels if a else 0.0 for x in row]
 
 
 def zeropoint_oracle(row: list[float], bits: int, kept: float = 1.0) -> list[float]:
@@ -28,8 +25,8 @@ def zeropoint_oracle(row: list[float], bits: int, kept: float = 1.0) -> list[flo
     low, high = min(0.0, *row) * kept, max(0.0, *row) * kept
     if low == high:
         return [0.0 for _ in row]
-    zero = _half_even(-low / (high - low) * levels)
-    codes = [_half_even(x / (high - low) * levels) + zero for x in row]
+    zero = round(-low / (high - low) * levels)
+    codes = [round(x / (high - low) * levels) + zero for x in row]
     return [(min(max(c, 0), levels) - zero) * (high - low) / levels for c in codes]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests_chromium import browse, use
+from tests_chromium import HOSTILE, browse, use
 
 from clearhead.records.files import write_text
 from clearhead.records.loading import parse
@@ -17,9 +17,6 @@ from .test_quantization import lines
 
 pytestmark = pytest.mark.browser
 Fake = Callable[..., Path]
-HOSTILE = (
-    "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b><a href='https://x'>a</a>"
-)
 USE = """
 async function use(page, view) {
   const early = Number(page.documentElement.dataset.drawn);

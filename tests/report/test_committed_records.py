@@ -87,7 +87,6 @@ def test_the_numbers_of_a_committed_record_hold(committed, records):
 
 
 def test_every_commit_is_in_the_history():
-    """A commit that was never merged names source that nobody can read."""
     history = _history()
     headers = [f'"kind": "{kind}"' for kind in CONFIGURATION]
     named = {

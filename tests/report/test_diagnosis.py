@@ -15,8 +15,6 @@ from clearhead.report.pivots import by_arm
 
 from .conftest import printed, shown
 
-HOSTILE = "</script><img src=x onerror=alert(1)><b>x</b>"
-
 
 def records_of(name: str, *, maps: tuple[str, ...] = ("softmax",), layers: int = 4) -> list[Any]:
     """Everything that a diagnosis can hold, from arithmetic."""
@@ -77,7 +75,6 @@ def two() -> Page:
 
 
 def test_many_models_are_told_apart_and_a_terminal_shows_as_many_as_fit():
-    """Once above the figures."""
     page = page_from([r for n in range(9) for r in records_of(f"model {n}")])
     stream = render(page).split('id="first"')[1].split("</section>")[0]
     key = stream.split('<ul class="key">')[1].split("</ul>")[0]
@@ -148,7 +145,6 @@ CONVERT = "clearhead convert 'my model' repaired --prefix '\\n'"
     ],
 )
 def test_the_next_command_is_the_one_that_repairs(tmp_path, found, family, command):
-    """Without a sink and massive activations the page says so."""
     header = {"kind": "run", "study": "diagnosis", "run": "my model"}
     header["architecture"] = f"{family}ForCausalLM"
     of = {"run": "my model", "value": 0.5}

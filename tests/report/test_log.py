@@ -15,10 +15,11 @@ from clearhead.records.runs import Records
 from clearhead.report import page_of
 from clearhead.report.statistics import compare
 
+from ..papers.second_reader import agree
+
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join(ROOT.joinpath("docs/log.md").read_text("utf-8").split())
 SECTIONS = PAGE.split(" ### ")
-NUMBER = r"[−+]?\d[\d,.]*"
 TABLE = Path(__file__).with_name("log.txt").read_text("utf-8")
 
 
@@ -52,12 +53,6 @@ def by_seed(records: Records, arm: str, asked: dict[str, Any]) -> Iterator[float
             yield scale * fmean(values)
 
 
-def near(shown: str, value: float) -> bool:
-    """Rounded to the digits shown, either way at a half."""
-    digits = len(shown.partition(".")[2])
-    return abs(float(shown.replace(",", "").replace("−", "-")) - value) <= 0.5 * 10**-digits + 1e-9
-
-
 @pytest.mark.parametrize(("name", "label", "asked", "arms"), [*table()])
 def test_a_paragraph_has_the_numbers_of_its_record(name, label, asked, arms):
     records = read(name).labelled(label)
@@ -69,8 +64,7 @@ def test_a_paragraph_has_the_numbers_of_its_record(name, label, asked, arms):
         if len(values) == 2:
             difference = compare(values[0], values[1])
             expected = [difference.mean, *difference.interval]
-        numbers = re.findall(NUMBER, shown)
-        assert all(near(*pair) for pair in zip(numbers, expected, strict=True)), (arm, expected)
+        agree(shown, *expected)
 
 
 SURVIVING = re.findall(r"\b(\d+)\s+of\s+(\d+)\s+in\s+`([\w-]+).jsonl`", PAGE)

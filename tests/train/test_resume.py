@@ -116,7 +116,7 @@ def test_a_damaged_line_is_refused_by_its_number_until_it_is_deleted(trainer, un
     path.write_bytes(content)
     status, log = trainer(output, resume=True)
     assert status == 2
-    assert f"{path}, line 1: not a step: " in log
+    assert f"{path}, line 1: not a record: " in log
     path.write_bytes(content.partition(b"\n")[2])
     assert trainer(output, resume=True)[0] == 0
     assert [line["step"] for line in steps(output)] == list(range(2, 13))

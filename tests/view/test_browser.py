@@ -3,14 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests_chromium import use
+from tests_chromium import HOSTILE, use
 
 from clearhead.view import Observation, observe_text, render
 
 pytestmark = pytest.mark.browser
-HOSTILE = (
-    "</script><img src=x onerror=\"document.title='hacked'\"><b>b</b><a href='https://x'>a</a>"
-)
 USE = """
 async function use(page, view) {
   const all = (selector) => [...page.querySelectorAll(selector)];

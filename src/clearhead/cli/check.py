@@ -1,6 +1,5 @@
 """Compare every attention implementation that can run on this machine with the model's eager
-attention in float64: logits and all gradients, with texts alone, padded, packed, through a cache,
-with a window and with learned sinks.
+attention in float64: logits and gradients, alone, padded, packed, cached, with windows and sinks.
 
 examples:
   clearhead check ./gpt-oss-20b --attention clearhead flex_attention --dtype bfloat16

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from clearhead.errors import ClearheadError
 from clearhead.metavars import Model, OpensModels, Text
-from clearhead.ranges import Count, Range
+from clearhead.ranges import Count, Range, Temperature
 from clearhead.terminal import write
 
 
@@ -26,9 +26,7 @@ class Command(OpensModels):
     """The text to continue; empty starts a document."""
     tokens: Count = 100
     """Largest number of new tokens."""
-    temperature: Annotated[float, Range("0 or at least 0.0001", lambda x: x == 0 or x >= 1e-4)] = (
-        0.8
-    )
+    temperature: Temperature = 0.8
     """0 takes the likeliest token each time. Penalties and beams of the model's own
     generation_config are left out."""
     top_p: Annotated[float, Range("a share above 0, at most 1", lambda x: 0 < x <= 1)] = 0.95
@@ -49,8 +47,8 @@ def run(command: Command) -> int:
         raise ClearheadError("this tokenizer has no begin token: give a prompt to continue")
     prompt = torch.tensor([ids], device=model.device)
     inspection.check_tokens(model, prompt)
-    longest = len(ids) + command.tokens - 1  # the last token is not read again
-    inspection.require_positions(model, longest, "shorten the prompt or ask for fewer --tokens")
+    read = len(ids) + command.tokens - 1  # the last token is not read again
+    inspection.require_positions(model, read, "shorten the prompt or ask for fewer --tokens")
     torch.manual_seed(command.seed)
     options: Any = {"max_new_tokens": command.tokens, "attention_mask": torch.ones_like(prompt)}
     options |= {"logits_processor": [inspection.finite], "pad_token_id": tokenizer.pad_token_id}

@@ -21,8 +21,7 @@ TEXT = (
     "In the winter of 1903 two brothers from Ohio carried a machine of spruce and muslin to a "
     "windy beach. On the seventeenth of December it flew: twelve seconds, forty metres, and then "
     "the sand again. When the brothers sent a telegram home to Ohio, the operator got the number "
-    "of seconds wrong. The newspapers printed the wrong number, or nothing at all, and the "
-    "brothers from Ohio went home for Christmas."
+    "of seconds wrong, and the brothers from Ohio went home for Christmas."
 )
 
 
@@ -33,8 +32,7 @@ class Command(OpensModels):
     models: Positional[tuple[Model, ...]]
     """One or two language models or encoders: a checkpoint's folder (RUN/final) or a hub name."""
     text: Passage = TEXT
-    """Text to read: in words, or a file, a folder or another source of --data.data, of which the
-    first text is read."""
+    """Text to read: in words, or the first of a file, a folder or a source of --data.data."""
     output: Path = Path("runs/view.html")
     """The page."""
     tokens: Length = 256

@@ -1,4 +1,4 @@
-"""Damaged files: refused in one line, or of no effect on what comes out."""
+"""Damaged files, kills at any file operation, hostile words in records: refused, or no effect."""
 
 import gzip
 import json
@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tests_chromium import browse
 
-from .conftest import SHAPE, Clearhead, compared, data, training, withstands
+from .conftest import ESC, SHAPE, TEXTS, Clearhead, Done, compared, data, training, withstands
 
 TIMED = re.compile(r"second|date|command|resumed|peak_memory|versions|probes_hold")
 SAVING = training(4, "--train.save-every", "1")
@@ -172,3 +174,113 @@ def test_damaged_files_are_refused_or_change_nothing(base, expected, clearhead, 
             shutil.rmtree(folder)
 
     withstands("files", attack)
+
+
+EACH = ("--train.save-every", "1")
+MUON = ("--train.optimizer", "muon", "--train.document-masks")
+# Other optimizers, and accumulation: tests/train/test_resume.py.
+COMMANDS = (
+    ["train", "--set", *SHAPE, "--output", "new", *training(4, *EACH, *MUON)],
+    compared(*EACH),
+)
+
+
+def _result(folder: Path) -> dict[Path, Any]:
+    """Weights and curves of every run."""
+    found: dict[Path, Any] = {}
+    for path in folder.glob("**/metrics.jsonl"):
+        lines = map(json.loads, path.read_text("utf-8").splitlines())
+        found[path.relative_to(folder)] = [(line.get("step"), line.get("loss")) for line in lines]
+    for path in folder.glob("**/final/model.safetensors"):
+        found[path.relative_to(folder)] = path.read_bytes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def unbroken(
+    made: Path, clearhead: Clearhead, tmp_path_factory: pytest.TempPathFactory
+) -> list[Any]:
+    """The results of the commands that nothing stops."""
+    found = []
+    for words in COMMANDS:
+        folder = tmp_path_factory.mktemp("unbroken")
+        for name in ("text", "cache"):
+            shutil.copytree(made / name, folder / name)
+        done = clearhead(*words, cwd=folder)
+        assert done.code == 0, done.line
+        found.append(_result(folder))
+    return found
+
+
+def test_kills_change_nothing_that_is_resumed(made, unbroken, clearhead, tmp_path):
+    def attack(draw: random.Random) -> None:
+        number = draw.randrange(len(COMMANDS))
+        words, killed = COMMANDS[number], list[int]()
+        folder = tmp_path / "case"
+        for name in ("text", *["cache"] * (draw.random() < 0.7)):
+            shutil.copytree(made / name, folder / name)
+
+        def go_on(kill_at: int) -> Done:
+            begun = words[0] == "train" and (folder / "new" / "run.json").exists()
+            return clearhead(*words, *["--resume", "new"] * begun, cwd=folder, kill_at=kill_at)
+
+        try:
+            for _ in range(draw.randint(1, 4)):
+                killed.append(round(400 ** draw.random()))
+                done = go_on(killed[-1])
+                if done.code != -signal.SIGKILL:
+                    break
+            if done.code == -signal.SIGKILL:
+                done = go_on(0)
+            assert done.code == 0, f"killed at {killed}: {done.line}"
+            assert _result(folder) == unbroken[number], f"killed at {killed}: {done.line}"
+            left = [path for path in folder.glob("**/.writing-*") if "cache" not in path.parts]
+            assert not left, f"killed at {killed}, left {left}: {done.line}"
+        finally:
+            shutil.rmtree(folder)
+
+    withstands("kills", attack)
+
+
+# Words of the format itself; all others are a user's.
+FORMAT = {"kind", "metric", "task", "date", "device", "dtype", "scaling", "map", "objective"}
+
+
+def _replaced(value: Any, word: Callable[[str], str]) -> Any:
+    """A record with `word` of each word of a user's in it."""
+    if isinstance(value, dict):
+        return {key: one if key in FORMAT else _replaced(one, word) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_replaced(one, word) for one in value]
+    return word(value) if isinstance(value, str) else value
+
+
+@pytest.mark.browser
+def test_pages_run_no_script_of_a_record(made, clearhead, chromium, tmp_path):
+    def attack(draw: random.Random) -> None:
+        name = draw.choice(
+            ("compared/records.jsonl", "eval.jsonl", "diagnosed/diagnosis.jsonl", "quantized.jsonl")
+        )
+        lines = [json.loads(line) for line in (made / name).read_text("utf-8").splitlines()]
+        found, share = set[str](), draw.choice((0.05, 0.5))
+        _replaced(lines, lambda word: found.add(word) or word)
+        words = {word: draw.choice(TEXTS) for word in sorted(found) if draw.random() < share}
+        records = tmp_path / f"{draw.choice((ESC[2:6], '<b onclick=alert(1)>', 'plain'))}.jsonl"
+        text = "".join(
+            json.dumps(_replaced(line, lambda word: words.get(word, word))) + "\n" for line in lines
+        )
+        records.write_text(text, "utf-8")
+        title = draw.choice(TEXTS)
+        done = clearhead(
+            *("report", records.name, "--output", "page.html", f"--title={title}"), cwd=tmp_path
+        )
+        done.check()
+        if done.code:
+            return
+        page = (tmp_path / "page.html").as_uri()
+        dom = browse(chromium, tmp_path, page, "--dump-dom")
+        assert "data-hacked" not in dom.split(">", 2)[1], f"a script ran: {name} {words} {title!r}"
+        assert "data-drawn" in dom, f"never drawn: {name} {words} {title!r}"
+        assert "data-errors" not in dom, f"an error on the page: {name} {words} {title!r}"
+
+    withstands("pages", attack)
