@@ -13,19 +13,14 @@ from clearhead.models import ClearheadModel
 
 VOCABULARY, LENGTH = 61, 32  # entries; tokens that every one of them can read
 SPREAD = 0.4  # of the weights, so that attention is far from uniform
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "max_position_embeddings": LENGTH,
-    "initializer_range": SPREAD,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+SHAPE: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "intermediate_size": 40}
+SHAPE |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+SHAPE |= {"initializer_range": SPREAD}
 GROUPED = {"num_key_value_heads": 2, "head_dim": 6}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+# transformers 5.17 takes sdpa, which leaves the cap out; later versions take eager.
+CAPPED = {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 6, "attn_implementation": "eager"}
 PADDED = {"pad_token_id": 0}  # what cannot do without
 # Name -> transformers' class, and what its configuration has beside SHAPE.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,26 +28,14 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": 5}),
     "Qwen2": ("Qwen2ForCausalLM", {"num_key_value_heads": 2}),
     "Qwen3": ("Qwen3ForCausalLM", GROUPED),
-    "Gemma2": (
-        "Gemma2ForCausalLM",
-        # transformers 5.17 takes sdpa, which leaves the cap out; later versions take eager.
-        GROUPED
-        | {
-            "attn_logit_softcapping": 5.0,
-            "query_pre_attn_scalar": 6,
-            "attn_implementation": "eager",
-        },
-    ),
+    "Gemma2": ("Gemma2ForCausalLM", GROUPED | CAPPED),
     "Gemma3": ("Gemma3ForCausalLM", GROUPED | {"sliding_window": 5}),
     "Cohere": ("CohereForCausalLM", {"num_key_value_heads": 2}),  # neighbours are turned
     "Phi": ("PhiForCausalLM", {"hidden_size": 32}),  # half of a head is rotated
     "GPT-NeoX": ("GPTNeoXForCausalLM", {"hidden_size": 32}),  # a quarter
     "OPT": ("OPTForCausalLM", {"ffn_dim": 40, "word_embed_proj_dim": 24, "init_std": SPREAD}),
     "DiffLlama": ("DiffLlamaForCausalLM", {"num_key_value_heads": 2}),
-    "gpt-oss": (
-        "GptOssForCausalLM",
-        GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
-    ),
+    "gpt-oss": ("GptOssForCausalLM", GROUPED | EXPERTS | {"sliding_window": 5}),
     "GPT-2": ("GPT2LMHeadModel", {}),
     "Bloom": ("BloomForCausalLM", {}),
     "MPT": ("MptForCausalLM", {"expansion_ratio": 2}),

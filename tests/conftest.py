@@ -36,7 +36,7 @@ SLOW = (
     *("cli/test_verbs.py", "papers/test_smoke.py", "lab/test_processes.py"),
     *("train/test_resume.py", "train/test_compile.py"),
     *("cli/test_compare.py", "eval/test_harness.py", "models/test_formulas.py"),
-    *("models/test_conventions.py", "models/test_sink_models.py", "models/test_outside.py"),
+    *("models/test_conventions.py", "models/test_sink_models.py"),
     *("models/test_caches.py", "ops/test_layouts.py", "cli", "data/test_corpus.py"),
     *("data/test_synthetic.py", "models/test_checkpoints.py"),
     *("models/test_serving.py", "report/test_committed_records.py", "view/test_browser.py"),
@@ -60,11 +60,13 @@ def _rank(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and put the longest files first."""
+    """Mark the slow tests, longest files first; without a GPU leave its tests out."""
     items.sort(key=_rank)
     for item in items:
         if _rank(item) < len(SLOW):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 def pytest_collection_finish() -> None:

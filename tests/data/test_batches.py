@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import itertools
 import json
 from collections import Counter
 from types import SimpleNamespace
@@ -14,18 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data import (
-    Batches,
-    Corpus,
-    MaskedBatches,
-    Masking,
-    TokenStream,
-    prepare,
-    tokenizer,
-    windows,
-    with_mask_token,
-)
+from clearhead.data import Batches, MaskedBatches, Masking, prepare, windows, with_mask_token
 from clearhead.data.batches import BLOCK, COMPUTED, apportion, document_inputs, document_starts
+from clearhead.data.corpus import Corpus, TokenStream
 from clearhead.data.seeded import feistel, permutation
 from clearhead.errors import ClearheadError
 
@@ -119,10 +111,8 @@ def test_a_begin_token_stands_first_in_every_window_and_no_target_is_lost():
 
 def test_document_masks():
     starts = [0, 3, 4, 9, 20]
-    batches = Batches(
-        corpus(25, starts=starts), sequence_length=7, batch_size=4, seed=0, document_masks=True
-    )
-    batch = batches.batch(0)
+    options = {"sequence_length": 7, "batch_size": 4, "seed": 0, "document_masks": True}
+    batch = Batches(corpus(25, starts=starts), **options).batch(0)
     for row in range(4):
         tokens = batch["input_ids"][row].tolist()
         documents = [max(n for n, start in enumerate(starts) if start <= t) for t in tokens]
@@ -254,13 +244,9 @@ def sources(folder, tmp_path, lines):
     (tmp_path / "book.txt").write_text("".join(lines(seed) for seed in range(300, 330)))
     (tmp_path / "book.txt.gz").write_bytes(gzip.compress((tmp_path / "book.txt").read_bytes()))
     (tmp_path / "own.jsonl").write_text(content)
-    return {
-        "folder": folder,
-        "book": tmp_path / "book.txt",
-        "packed": tmp_path / "book.txt.gz",
-        "rows": tmp_path / "own.jsonl",
-        "made": "synthetic:recall:documents=40",
-    }
+    files = {"book": "book.txt", "packed": "book.txt.gz", "rows": "own.jsonl"}
+    own = {name: tmp_path / file for name, file in files.items()}
+    return own | {"folder": folder, "made": "synthetic:recall:documents=40"}
 
 
 def _digest(batches):
@@ -284,17 +270,16 @@ def _digest(batches):
 def test_batches_are_those_of_before(words, options, frozen, sources, configure, monkeypatch):
     """The corpus's fingerprint, then batches of seeds 0 and 7 without and with document masks,
     those of tuning, and masked ones."""
-    monkeypatch.setattr(tokenizer, "identity", lambda _, vocabulary: f"BPE {vocabulary}")
+    monkeypatch.setattr(
+        "clearhead.data.tokenizer.identity", lambda _, vocabulary: f"BPE {vocabulary}"
+    )
     monkeypatch.chdir(sources["folder"].parent)
     names = [one.partition("@") for one in words.split()]
     data = [f"{sources[name]}{at}{weight}" for name, at, weight in names]
     corpus = prepare(configure(*data, vocabulary=300, **options))
     masked, shape = with_mask_token(corpus), {"sequence_length": 33, "batch_size": 4}
-    made = [
-        Batches(corpus, seed=seed, document_masks=masks, **shape)
-        for seed in (0, 7)
-        for masks in (False, True)
-    ]
+    kinds = itertools.product((0, 7), (False, True))
+    made = [Batches(corpus, seed=seed, document_masks=masks, **shape) for seed, masks in kinds]
     made.append(Batches(corpus.for_tuning(), seed=0, **shape))
     made.append(MaskedBatches(Batches(masked, seed=1, **shape), Masking(masked.tokenizer)))
     found = " ".join([corpus.fingerprint[:16], *map(_digest, made)])

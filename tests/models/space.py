@@ -8,44 +8,19 @@ from typing import Any
 import torch
 from transformers import DynamicCache, StaticCache
 
-from clearhead import (
-    ClearheadConfig,
-    ClearheadError,
-    ClearheadForCausalLM,
-    ClearheadForMaskedLM,
-    preset,
-)
-from clearhead.models import PRESETS
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, ClearheadForMaskedLM
+from clearhead.models import PRESETS, preset
 from clearhead.nn import REGISTRY
 
-SHAPE: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 24,
-    "vocab_size": 31,
-    "max_position_embeddings": 24,
-    "initializer_range": 0.3,
-}
+DEEP: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
+SHAPE = DEEP | {"hidden_size": 16, "intermediate_size": 24, "vocab_size": 31, "head_dim": 8}
+SHAPE |= {"max_position_embeddings": 24, "num_key_value_heads": 2}
 # Of whole models, beside transformers' own.
-WHOLE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
+WHOLE = DEEP | {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 61}
+WHOLE |= {"max_position_embeddings": 64}
 # Scaled positions.
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 2.0,
-    "original_max_position_embeddings": 32,
-}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+YARN |= {"original_max_position_embeddings": 32}
 LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CAUSAL = [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
 # Every mechanism, some of them in one model: a compiler sees each branch.

@@ -25,11 +25,8 @@ SINKS = {"sliding_window": 5, "rope_parameters": ROPE}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 TIED = {"tie_word_embeddings": True}
 MULTIPLIERS = SINKS | {"attention_multiplier": 0.2, "embedding_multiplier": 3.0}
-MULTIPLIERS |= TIED | {
-    "layer_rope_theta": [0, 50.0],
-    "residual_multiplier": 0.4,
-    "logits_scaling": 2.0,
-}
+MULTIPLIERS |= TIED | {"layer_rope_theta": [0, 50.0], "residual_multiplier": 0.4}
+MULTIPLIERS |= {"logits_scaling": 2.0}
 HYBRID = {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24, "vocab_size": 61}
 OF_OTHERS = {"num_key_value_heads": 1, "rope_parameters": ROPE}  # settings

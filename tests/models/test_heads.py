@@ -1,26 +1,23 @@
-"""The loss is that of the head's own logits, whatever stands in the place of a plain matrix, and in
-Hugging Face's Trainer (in several processes: tests/train)."""
+"""Heads: the loss is of their own logits, also in Hugging Face's Trainer; encoders and classes."""
 
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations, spectral_norm
-from transformers import Trainer, TrainingArguments
+from transformers import DynamicCache, Trainer, TrainingArguments
 
-from clearhead import (
-    ClearheadConfig,
-    ClearheadError,
-    ClearheadForCausalLM,
-    ClearheadForMaskedLM,
-    ClearheadForSequenceClassification,
-)
+from clearhead import ClearheadConfig, ClearheadError, ClearheadForCausalLM, ClearheadForMaskedLM
+from clearhead.models import ClearheadForSequenceClassification, plan, preset
+from clearhead.models.base_model import ClearheadModel
 
 from . import space
+from .space import WHOLE as SHAPE
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "next token": (ClearheadForCausalLM, {}),
@@ -143,11 +140,8 @@ def test_an_adapter_of_the_head_is_in_the_loss_and_learns(kind):
 def test_a_head_with_a_bias_and_one_that_is_offloaded(kind, tmp_path):
     model = _model(kind)
     model.save_pretrained(tmp_path / "model")
-    apart = type(model).from_pretrained(
-        tmp_path / "model",
-        device_map={"model": "cpu", "lm_head": "disk"},
-        offload_folder=tmp_path / "disk",
-    )
+    where = {"device_map": {"model": "cpu", "lm_head": "disk"}, "offload_folder": tmp_path / "disk"}
+    apart = type(model).from_pretrained(tmp_path / "model", **where)
     assert apart.lm_head.weight.is_meta
     with torch.no_grad():
         loss = apart.eval()(IDS, labels=TARGETS[kind]).loss
@@ -171,3 +165,135 @@ def test_it_trains_and_evaluates_with_the_loss_of_the_logits(kind, tmp_path):
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert losses == [wanted, wanted]  # of both micro-batches together
     assert trainer.evaluate()["eval_loss"] == wanted
+
+
+PAD = 60
+ONE = torch.ones(1, 3, dtype=torch.long)
+
+
+def _masked(name: str = "bert", **keys: object) -> ClearheadForMaskedLM:
+    return ClearheadForMaskedLM(preset(name, **SHAPE | keys))
+
+
+def _classifier(name: str = "bert", **keys: object) -> ClearheadForSequenceClassification:
+    return ClearheadForSequenceClassification(preset(name, **{"num_labels": 3, **SHAPE, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("bert", 119.5e6), ("bert-sas", 101.3e6), ("bert-sas-p", 101.3e6)]
+)
+def test_the_crammed_models_have_the_published_number_of_parameters(name, published):
+    with torch.device("meta"):
+        model = ClearheadForMaskedLM(preset(name, "crammed"))
+    assert model.num_parameters() == pytest.approx(published, abs=0.1e6)
+    assert plan(model.config).parameters == model.num_parameters()
+    gains = {model.config.layer(i).mlp_gain for i in range(16)}
+    assert gains == ({None} if name == "bert" else {0.05})
+
+
+@pytest.mark.parametrize("name", ["bert-sas", "bert-sas-p"])
+def test_dropout_in_a_shaped_encoder_spares_attention(name):
+    """Its output is the only way of the signal: dropped from are the MLPs and the embedding."""
+    model = ClearheadModel(preset(name, **SHAPE, dropout=0.5)).train()
+    model.dropout.p = 0.0
+    for layer in model.layers:
+        layer.mlp.down_proj.weight.data.zero_()
+    ids = torch.randint(0, 60, (2, 9))
+    with torch.no_grad():
+        loud = [model(ids).last_hidden_state for _ in range(2)]
+        quiet = model.eval()(ids).last_hidden_state
+    torch.testing.assert_close(loud[0], loud[1], rtol=0, atol=0)
+    torch.testing.assert_close(loud[0], quiet)
+
+
+def _padded(ids: Tensor, before: int, after: int) -> dict[str, Tensor]:
+    mask = F.pad(torch.ones_like(ids), (before, after))
+    return {"input_ids": F.pad(ids, (before, after), value=PAD), "attention_mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("bert", {}),
+        ("bert-sas", {"query_range": 0.3}),
+        ("bert-sas-p", {"query_range": 0.3}),
+        ("transformer", {}),
+        ("transformer", {"direction": "bidirectional"}),
+        ("gpt2", {}),
+        ("differential", {"direction": "bidirectional"}),
+        ("differential-v2", {"direction": "bidirectional"}),
+        ("softmax1", {"direction": "bidirectional"}),
+        ("coca", {"direction": "bidirectional"}),
+        ("alibi", {}),
+    ],
+)
+def test_padding_of_any_length_on_any_side_changes_no_logit(name, keys):
+    model = _classifier(name, pad_token_id=PAD, **keys).eval()
+    ids = torch.randint(0, 60, (2, 7))
+    with torch.no_grad():
+        want = model(ids).logits
+        assert want.std() > 0.01
+        for before, after in [(0, 1), (0, 9), (1, 0), (8, 0), (3, 5)]:
+            found = model(**_padded(ids, before, after)).logits
+            torch.testing.assert_close(found, want, rtol=1e-4, atol=2e-5)
+        # Rows of unequal length, each padded to the longest.
+        rows = [_padded(ids[:1], 4, 0), _padded(torch.randint(0, 60, (1, 11)), 0, 0)]
+        both = {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+        torch.testing.assert_close(model(**both).logits[:1], want[:1], rtol=1e-4, atol=2e-5)
+
+
+def test_the_head_reads_the_first_token_of_an_encoder_and_the_last_of_a_causal_model():
+    ids = torch.randint(0, 60, (2, 7))
+    for name, place in (("bert", 0), ("transformer", -1)):
+        model = _classifier(name).eval()
+        with torch.no_grad():
+            state = model.model(ids).last_hidden_state[:, place]
+            head = model.classifier
+            want = head.out_proj(torch.tanh(head.dense(state)))
+            torch.testing.assert_close(model(ids).logits, want)
+        assert head.dense.out_features == 1024
+
+
+@pytest.mark.parametrize(
+    ("keys", "inputs", "message"),
+    [
+        ({"problem_type": "multi_label_classification"}, {}, "choose single_label"),
+        ({"problem_type": "regression"}, {}, "with num_labels=3: choose .* with num_labels=1"),
+        ({"pad_token_id": PAD}, {"input_ids": ONE * PAD}, "but no attention_mask"),
+        *(
+            ({}, {"input_ids": ONE, "attention_mask": ONE, name: ONE}, "a row is one text")
+            for name in ("document_ids", "position_ids")
+        ),
+        *(
+            (
+                {},
+                {"input_ids": ONE, "labels": ONE[:, 0] * label},
+                f"labels has {label}, outside the",
+            )
+            for label in (3, -1)
+        ),
+    ],
+)
+def test_what_a_classifier_refuses(keys, inputs, message):
+    with pytest.raises(ClearheadError, match=message):
+        _classifier(**keys)(**inputs)
+
+
+def test_dropout_is_after_the_embedding_and_both_branches_and_on_in_training_alone():
+    ids, model = torch.randint(0, 60, (2, 7)), _masked(dropout=0.1)
+    with torch.no_grad():
+        quiet, again = (model.eval()(ids).logits for _ in range(2))
+        loud, other = (model.train()(ids).logits for _ in range(2))
+    assert torch.equal(quiet, again)
+    assert not torch.equal(loud, other)
+    assert sum(isinstance(m, torch.nn.Dropout) and m.p == 0.1 for m in model.modules()) == 1 + 2 * 2
+
+
+def test_what_needs_a_direction_is_refused():
+    with pytest.raises(ClearheadError, match="needs direction='bidirectional'"):
+        _masked("transformer")
+    with pytest.raises(ClearheadError, match="ForCausalLM needs direction"):
+        ClearheadForCausalLM(preset("bert", **SHAPE))
+    with pytest.raises(ClearheadError, match="needs direction='causal'"):
+        _masked()(ONE, past_key_values=DynamicCache())
+    assert _masked().model(ONE, use_cache=True).past_key_values is None

@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
-    BertConfig,
-    BertForMaskedLM,
-    BertForTokenClassification,
-    BertModel,
-    GPT2Config,
-    GPT2Model,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -29,7 +24,9 @@ from clearhead.models.loading import load, pretrained
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}
 THEIRS = {**SHAPE, "intermediate_size": 48}
-GPT2 = GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=300, bos_token_id=0, eos_token_id=1)
+GPT2 = transformers.GPT2Config(
+    n_embd=32, n_layer=1, n_head=2, vocab_size=300, bos_token_id=0, eos_token_id=1
+)
 
 
 def _ours(**changes: object) -> ClearheadForCausalLM:
@@ -133,8 +130,16 @@ def test_left_over_weights_of_another_library_are_said_in_one_line(save, capsys)
     ("model", "trunk"),
     [
         (lambda: ClearheadForSequenceClassification(preset("bert", **SHAPE)), "ClearheadModel"),
-        (lambda: BertForTokenClassification(BertConfig(**THEIRS)), "BertModel"),  # has no pooler
-        (lambda: BertModel(BertConfig(**THEIRS), add_pooling_layer=False), "BertModel"),
+        (
+            lambda: transformers.BertForTokenClassification(transformers.BertConfig(**THEIRS)),
+            "BertModel",
+        ),  # has no pooler
+        (
+            lambda: transformers.BertModel(
+                transformers.BertConfig(**THEIRS), add_pooling_layer=False
+            ),
+            "BertModel",
+        ),
         (lambda: ClearheadModel(preset("transformer", **SHAPE)), "ClearheadModel"),
     ],
 )
@@ -154,9 +159,9 @@ def test_a_trunk_opens_without_the_head(model, trunk, save, capsys):
         lambda: ClearheadForMaskedLM(preset("bert", **SHAPE, tie_word_embeddings=False)),
         lambda: ClearheadModel(preset("transformer", **SHAPE)),
         lambda: ClearheadForSequenceClassification(preset("bert", **SHAPE)),
-        lambda: BertForMaskedLM(BertConfig(**THEIRS)),
+        lambda: transformers.BertForMaskedLM(transformers.BertConfig(**THEIRS)),
         _llama,
-        lambda: GPT2Model(GPT2),
+        lambda: transformers.GPT2Model(GPT2),
     ],
 )
 def test_a_classifier_takes_any_trunk_but_a_whole_one(model, save, capsys):

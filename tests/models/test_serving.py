@@ -126,16 +126,11 @@ def test_the_form_is_the_same_function(name, changes):
     layers = [layer.self_attn for layer in made.model.layers]
     instances = {each.layer_idx: Instance(made.config, each) for each in layers}
     steps = [0, 8, 9, 12]
-    hidden = [
-        made.model(
-            input_ids=ids[:1, start:stop],
-            position_ids=torch.arange(start, stop)[None],
-            use_cache=False,
-            attention_instances=instances,
-            return_dict=False,
-        )[0]
-        for start, stop in pairwise(steps)
-    ]
+    how = {"use_cache": False, "attention_instances": instances, "return_dict": False}
+    hidden = []
+    for start, stop in pairwise(steps):
+        places = torch.arange(start, stop)[None]
+        hidden += made.model(input_ids=ids[:1, start:stop], position_ids=places, **how)[:1]
     logits = made.lm_head(torch.cat(hidden, 1))
     assert (logits - wanted[:1]).abs().max() <= 1e-4
     assert [each.calls for each in instances.values()] == [3, 3]

@@ -14,20 +14,10 @@ from clearhead.models import ClearheadForCausalLM, preset
 from clearhead.models.attention_interface import attend_with_sinks, visible_keys
 from clearhead.ops import oracles
 
-WORDS = 61
-SHAPE = {
-    "vocab_size": WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from .space import WHOLE
+
+SHAPE = WHOLE | {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 8}
+SHAPE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -56,7 +46,7 @@ def _model(family: str, **settings: Any) -> Any:
 
 
 def _ids(batch: int = 2, length: int = 13) -> torch.Tensor:
-    return torch.randint(3, WORDS, (batch, length), generator=torch.Generator().manual_seed(1))
+    return torch.randint(3, 61, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
 def _translator(family: str, **settings: Any) -> Any:
@@ -161,7 +151,7 @@ OTHER_MASK = r"mask of its own or the caller's.*\[batch, tokens\]"
 
 
 def _ours() -> ClearheadForCausalLM:
-    shape = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1}
+    shape = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 1}
     return ClearheadForCausalLM(preset("transformer", **shape, num_attention_heads=2))
 
 

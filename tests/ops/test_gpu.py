@@ -1,6 +1,5 @@
 """CUDA's kernels owe the CPU's proof before they are trusted: `make gpu-check`."""
 
-import itertools
 from itertools import product
 
 import pytest
@@ -10,23 +9,17 @@ from transformers import StaticCache
 
 from benchmarks import dispatch_table
 from clearhead import ClearheadForCausalLM, ops, preset
-from clearhead.models import PRESETS
 from clearhead.ops import attend, dispatch, running_mean, self_test
 from clearhead.ops.dispatch import arguments_of, request
 from clearhead.ops.requests import DIFFERENTIAL, PLAIN, UNROTATED, Call
 from clearhead.ops.running_mean import WAYS, running_sum
 from clearhead.ops.visibility import Visibility
+from tests.models.space import CAUSAL
 from tests.ops import oracles
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
+pytestmark = pytest.mark.gpu
 # ‖error‖ / ‖exact‖; float32 products may run as TF32 elsewhere.
 BOUND = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-
-
 CUDA = [name for name, kernel in dispatch.KERNELS.items() if kernel.device == "cuda"]
 
 
@@ -59,7 +52,7 @@ SINKS = [(None, 0.0, 32), (0.0, -6.0, 64), ("learned", -6.0, 16), (None, 0.0, 16
 CASES = [
     (kernel, causal, shape, masks, list(BOUND)[number % 3], SINKS[number % 4])
     for kernel in [*CUDA, "tiles"]
-    for number, (masks, shape, causal) in enumerate(itertools.product(MASKS, SHAPES, [True, False]))
+    for number, (masks, shape, causal) in enumerate(product(MASKS, SHAPES, [True, False]))
 ]
 
 
@@ -169,7 +162,7 @@ def test_means(causal, compiled):
 # ‖error‖ / ‖exact‖.
 LONE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 NORM = {"norm_weight": None, "norm_eps": None, "gain": 1.0}
-NAMES = "split-decode,tiles"
+KINDS = [PLAIN, DIFFERENTIAL, UNROTATED]
 
 
 def _run(
@@ -203,25 +196,15 @@ def _inputs(kind: str, heads: int, groups: int, keys: int, width: int, dtype: to
     return [q, k[..., : width // 2] if kind == UNROTATED else k, v]
 
 
-@pytest.fixture
-def named(monkeypatch):
-    monkeypatch.setenv(dispatch.VARIABLE, NAMES)
-
-
-@pytest.mark.usefixtures("named")
 @pytest.mark.parametrize(
-    ("kind", "padding", "keys", "number"),
-    [
-        (*case, number)
-        for number, case in enumerate(
-            product(
-                [PLAIN, DIFFERENTIAL, UNROTATED], ["whole", "left", "right", "holes"], [1, 67, 4099]
-            )
-        )
-    ],
+    ("number", "case"),
+    list(enumerate(product(KINDS, ["whole", "left", "right", "holes"], [1, 67, 4099]))),
 )
-def test_split_decode_matches_oracle(kind, padding, keys, number):
+def test_split_decode_matches_oracle(number, case, monkeypatch):
     """Dtypes, widths and groups take turns."""
+    kind, padding, keys = case
+    monkeypatch.setenv(dispatch.VARIABLE, "split-decode,tiles")
+    monkeypatch.setenv(dispatch.VARIABLE, "split-decode,tiles")
     dtype, width = list(LONE)[number % 3], (32, 64, 128)[number // 3 % 3]
     heads, groups = ((4, 4), (8, 2), (40, 2))[(number + number // 9) % 3]
     inputs, mask = _inputs(kind, heads, groups, keys, width, dtype), _tokens(keys, padding)
@@ -235,7 +218,7 @@ def test_split_decode_matches_oracle(kind, padding, keys, number):
     assert (got.double() - want).norm() <= LONE[dtype] * want.norm()
 
 
-@pytest.mark.parametrize("kind", [PLAIN, DIFFERENTIAL, UNROTATED])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("padding", ["whole", "left"])
 def test_grouped_queries_copy_no_cache(kind, padding):
     """By the table's own choice; less memory than a tenth of the cache."""
@@ -250,7 +233,7 @@ def test_grouped_queries_copy_no_cache(kind, padding):
     assert taken < sum(x.nbytes for x in inputs[1:]) / 10
 
 
-@pytest.mark.parametrize("kind", [PLAIN, DIFFERENTIAL, UNROTATED])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_follows_its_inputs(kind):
     inputs = _inputs(kind, 8, 2, 300, 64, torch.bfloat16)
     mask = _tokens(300, "left")
@@ -268,13 +251,22 @@ def test_a_graph_follows_its_inputs(kind):
     assert torch.equal(o, run())
 
 
+def _whole(name: str, **keys: int) -> ClearheadForCausalLM:
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 97, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    return ClearheadForCausalLM(preset(name, **shape | keys)).to("cuda").eval()
+
+
+def _whole(name: str, **keys: int) -> ClearheadForCausalLM:
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 97, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    return ClearheadForCausalLM(preset(name, **shape | keys)).to("cuda").eval()
+
+
 @pytest.mark.parametrize("name", ["transformer", "softmax1", "differential", "coca"])
 def test_a_static_cache_generates_the_same_compiled(name):
     """As transformers compiles a step by itself on a GPU; shapes that the table's kernels take."""
-    shape = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-    shape |= {"intermediate_size": 64, "vocab_size": 97, "num_hidden_layers": 2}
-    torch.manual_seed(0)
-    model = ClearheadForCausalLM(preset(name, **shape)).to("cuda").eval()
+    model = _whole(name, num_key_value_heads=2, intermediate_size=64)
     ids = torch.randint(0, 97, (2, 12), device="cuda")
     options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
     options["attention_mask"] = torch.ones_like(ids)
@@ -283,15 +275,11 @@ def test_a_static_cache_generates_the_same_compiled(name):
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize(
-    "name", [name for name, keys in PRESETS.items() if keys.get("direction") != "bidirectional"]
-)
+@pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
 def test_a_whole_step_in_a_graph(name, padding):
     """Captured once, it serves every later length."""
-    shape = {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 97, "num_hidden_layers": 2}
-    torch.manual_seed(0)
-    model = ClearheadForCausalLM(preset(name, **shape)).to("cuda").eval()
+    model = _whole(name)
     ids = torch.randint(0, 97, (2, 12), device="cuda")
     mask = torch.ones(2, 16, dtype=torch.long, device="cuda")
     mask[1, :padding] = 0

@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import sys
 from contextlib import closing
@@ -6,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-TINY = Path(__file__).with_name("tiny.py")
+from . import tiny as module
 
 
 @pytest.fixture(scope="session")
 def tiny():
     """The module beside this file."""
-    spec = importlib.util.spec_from_file_location("tests_train_tiny", TINY)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     return module
 
 
@@ -32,7 +28,7 @@ def trainer(warm):
 
     def run(output, config=None, *, resume=False, **how):
         request = {"output": str(output), "config": config or {}, "resume": resume, **how}
-        done = warm.run(TINY, json.dumps(request))
+        done = warm.run(Path(module.__file__), json.dumps(request))
         return done.returncode, done.stdout + done.stderr
 
     return run

@@ -19,11 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.launcher.api import elastic_launch
@@ -110,14 +106,9 @@ def serve(ask, folder, rank):
         resource.setrlimit(resource.RLIMIT_FSIZE, (ask["room"], limits[1]))
     answer = {"error": None, "elsewhere": None, "steps": None}
     try:
-        result = train(
-            model,
-            Batches(ask, rank, folder),
-            tiny.make_config(**config),
-            output=folder / ask["output"],
-            resume=ask.get("resume", False),
-            callbacks=[losses],
-        )
+        batches, resume = Batches(ask, rank, folder), ask.get("resume", False)
+        how = {"output": folder / ask["output"], "resume": resume, "callbacks": [losses]}
+        result = train(model, batches, tiny.make_config(**config), **how)
         answer["steps"] = result.steps
     except ClearheadError as error:
         answer |= {"error": str(error), "elsewhere": error.printed_elsewhere}
@@ -166,15 +157,15 @@ def own_loops(rank):
 
     # A state saved by shards, gathered, and given to shards again.
     model = small()
-    wanted, full = learn(model, rotating(model)), StateDictOptions(full_state_dict=True)
+    wanted, full = learn(model, rotating(model)), states.StateDictOptions(full_state_dict=True)
     model = fully_shard(small(), mesh=mesh)
     optimizer = rotating(model)
     learn(model, optimizer, range(2), rows)
-    saved = [get_optimizer_state_dict(model, optimizer, options=full)]
+    saved = [states.get_optimizer_state_dict(model, optimizer, options=full)]
     optimizer.zero_grad()  # with gradients at hand PyTorch takes the new optimizer for a used one
     resumed = rotating(model)
     dist.broadcast_object_list(saved, src=0)
-    set_optimizer_state_dict(model, resumed, saved[0], options=full)
+    states.set_optimizer_state_dict(model, resumed, saved[0], options=full)
     before = learn(model, resumed, range(2, 4), rows)
     off["resumed"] = apart(before, wanted)
 

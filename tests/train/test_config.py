@@ -10,25 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from clearhead import train
 from clearhead.errors import ClearheadError
-from clearhead.train import (
-    FinetuneConfig,
-    MetricsFile,
-    Progress,
-    Run,
-    StepMetrics,
-    TensorBoard,
-    TrainConfig,
-    TrainResult,
-    WandB,
-    precision,
-)
 
 CPU = torch.device("cpu")
 
 
 def test_steps_are_the_whole_ones_the_budget_pays_for():
-    config = TrainConfig(tokens=1000, sequence_length=10, batch_size=3, accumulation=4)
+    config = train.TrainConfig(tokens=1000, sequence_length=10, batch_size=3, accumulation=4)
     assert config.tokens_per_step == 120
     assert config.steps == 8
     assert list(config.starts) == [4 * step for step in range(9)]
@@ -61,7 +50,7 @@ def test_steps_are_the_whole_ones_the_budget_pays_for():
 )
 def test_a_bad_setting_is_one_line_with_the_value_and_what_works(settings, wanted):
     with pytest.raises(ClearheadError, match=wanted) as caught:
-        TrainConfig(**settings)
+        train.TrainConfig(**settings)
     assert "\n" not in str(caught.value)
 
 
@@ -71,13 +60,13 @@ def test_a_bad_setting_is_one_line_with_the_value_and_what_works(settings, wante
 )
 def test_auto_is_bf16_where_the_hardware_multiplies_it(monkeypatch, capabilities, expected):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert precision.resolve("auto", CPU) == expected
-    assert precision.resolve("fp32", CPU) == "fp32"
-    assert precision.resolve("bf16", CPU) == "bf16"
+    assert train.precision.resolve("auto", CPU) == expected
+    assert train.precision.resolve("fp32", CPU) == "fp32"
+    assert train.precision.resolve("bf16", CPU) == "bf16"
 
 
 def test_a_ramp_grows_linearly_to_the_full_step():
-    config = TrainConfig(
+    config = train.TrainConfig(
         tokens=2 * 4 * 400, sequence_length=4, batch_size=2, accumulation=16, ramp=0.6
     )
     sizes = [config.starts[s + 1] - config.starts[s] for s in range(config.steps)]
@@ -93,8 +82,8 @@ def test_a_ramp_grows_linearly_to_the_full_step():
 
 def test_a_longer_run_begins_as_its_plan_does():
     sizes = {"sequence_length": 4, "batch_size": 2, "accumulation": 16, "ramp": 0.6}
-    plan = TrainConfig(tokens=8 * 400, **sizes)
-    longer = TrainConfig(tokens=8 * 900, schedule_tokens=8 * 400, **sizes)
+    plan = train.TrainConfig(tokens=8 * 400, **sizes)
+    longer = train.TrainConfig(tokens=8 * 900, schedule_tokens=8 * 400, **sizes)
     assert longer.starts[: plan.steps + 1] == plan.starts
     assert {b - a for a, b in itertools.pairwise(longer.starts[plan.steps :])} == {16}
     assert [longer.used(step) for step in range(plan.steps)] == [
@@ -108,38 +97,40 @@ def test_a_longer_run_begins_as_its_plan_does():
 def test_a_plan_that_ends_at_rate_0_is_not_extended(schedule):
     ends = {"schedule": schedule, "final_learning_rate": 0.0, "schedule_tokens": 200_000}
     with pytest.raises(ClearheadError, match="ends after 200000 tokens at learning rate 0"):
-        TrainConfig(**ends)
-    TrainConfig(**{**ends, "schedule": "constant"})
-    TrainConfig(**{**ends, "schedule_tokens": 400_000})
+        train.TrainConfig(**ends)
+    train.TrainConfig(**{**ends, "schedule": "constant"})
+    train.TrainConfig(**{**ends, "schedule_tokens": 400_000})
 
 
 def test_fine_tuning_is_so_many_epochs_of_steps_with_the_settings_of_any_training():
-    config = FinetuneConfig(epochs=3, batch_size=4, max_length=16, optimizer="sgd", save_every=5)
+    config = train.FinetuneConfig(
+        epochs=3, batch_size=4, max_length=16, optimizer="sgd", save_every=5
+    )
     run = config.run(per_epoch=7, seed=2)
     assert list(run.starts) == list(range(22))
     assert (run.optimizer, run.save_every, run.seed, run.betas) == ("sgd", 5, 2, (0.9, 0.98))
     with pytest.raises(ClearheadError, match="choose muon or rmsprop or sgd"):
-        FinetuneConfig(momentum=0.9)
+        train.FinetuneConfig(momentum=0.9)
     with pytest.raises(ClearheadError, match="max_length is 2"):
-        FinetuneConfig(max_length=2)
+        train.FinetuneConfig(max_length=2)
 
 
 @pytest.fixture
 def run(tmp_path):
-    return Run(
+    return train.Run(
         name="[bold]llama", output=tmp_path, model=None, steps=40, first_step=0,
         record={"config": {"seed": 3}},
     )  # fmt: skip
 
 
 def metrics(step):
-    return StepMetrics(
+    return train.StepMetrics(
         step=step, tokens=10 * step, seconds=0.5 * step, loss=4.0 / step, learning_rate=1e-3,
         gradient_norm=0.25, tokens_per_second=1234.5, batch_stall=0.0, seconds_left=3700.0,
     )  # fmt: skip
 
 
-RESULT = TrainResult(
+RESULT = train.TrainResult(
     model=None, steps=40, tokens=400, seconds=75.0, tokens_per_second=5.3,
     peak_memory_bytes=2**30, final_loss=0.1, stop_signal=None,
 )  # fmt: skip
@@ -151,7 +142,7 @@ def steps_in(path):
 
 def test_metrics_are_cut_back_to_the_resumed_step(run, tmp_path):
     path = tmp_path / "metrics.jsonl"
-    first = MetricsFile()
+    first = train.MetricsFile()
     first.start(run)
     for step in range(1, 6):
         first.step(metrics(step))
@@ -159,8 +150,8 @@ def test_metrics_are_cut_back_to_the_resumed_step(run, tmp_path):
     first.close()
     with path.open("a") as file:
         file.write('{"kind": "step", "st')  # torn by a kill
-    second = MetricsFile()
-    second.start(Run(**{**vars(run), "first_step": 3}))
+    second = train.MetricsFile()
+    second.start(train.Run(**{**vars(run), "first_step": 3}))
     second.step(metrics(4))
     second.close()
     assert steps_in(path) == [1, 2, 3, 4]
@@ -168,7 +159,7 @@ def test_metrics_are_cut_back_to_the_resumed_step(run, tmp_path):
 
 def test_progress_off_a_terminal_is_a_few_plain_lines(run):
     stream = io.StringIO()
-    progress = Progress(stream)
+    progress = train.Progress(stream)
     progress.start(run)
     for step in range(1, 41):
         progress.step(metrics(step))
@@ -188,7 +179,7 @@ def test_tensorboard_writes_the_scalars(run, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    callback = TensorBoard()
+    callback = train.TensorBoard()
     callback.start(run)
     callback.step(metrics(1))
     callback.step(metrics(2))
@@ -208,13 +199,10 @@ def test_wandb_goes_on_with_a_resumed_run_and_begins_a_new_one_otherwise(run, mo
     )
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for first_step in (0, 20, 0):  # the last in the same folder, emptied
-        callback = WandB()
-        callback.start(Run(**{**vars(run), "first_step": first_step}))
+        callback = train.WandB()
+        callback.start(train.Run(**{**vars(run), "first_step": first_step}))
         callback.step(metrics(first_step + 2))
         callback.close()
-    assert [one for one in calls if isinstance(one[0], str) and one != "finish"] == [
-        ("first", "allow"),
-        ("first", "allow"),
-        ("second", "allow"),
-    ]
+    begun = [one for one in calls if isinstance(one[0], str) and one != "finish"]
+    assert begun == [(name, "allow") for name in ("first", "first", "second")]
     assert calls[-1] == "finish"

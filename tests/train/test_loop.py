@@ -1,5 +1,6 @@
 import json
 import math
+import signal
 
 import pytest
 import torch
@@ -7,13 +8,12 @@ from transformers import LlamaForCausalLM
 
 from clearhead import ClearheadForCausalLM, ClearheadForSequenceClassification, preset
 from clearhead.errors import ClearheadError
+from clearhead.records import jsonl
 from clearhead.train import Callback, is_finished, train
 from clearhead.train.parallel import accumulate, label_count
 
 
 class Recorder(Callback):
-    """Remembers what it was told."""
-
     def __init__(self):
         self.metrics = []
         self.events = []
@@ -49,10 +49,8 @@ def gradients(model):
 @pytest.mark.parametrize("labels", [[15, 15, 15, 15], [15, 3, 1, 9], [7, 2, 0, 0]])
 def test_an_accumulated_step_is_that_of_the_big_batch(tiny, labels):
     model = tiny.make_model(attention_dropout=0.0)
-    micro = [
-        masked(tiny.Batches().batch(0), *labels[:2]),
-        masked(tiny.Batches().batch(1), *labels[2:]),
-    ]
+    parts = enumerate((labels[:2], labels[2:]))
+    micro = [masked(tiny.Batches().batch(number), *counts) for number, counts in parts]
     big = {key: torch.cat([batch[key] for batch in micro]) for key in micro[0]}
     loss = accumulate(model, micro, "fp32")
     found = gradients(model)
@@ -80,12 +78,8 @@ def test_a_run_learns_and_writes_its_folder(tiny, tmp_path):
         description={"run": "llama/seed0", "preset": "llama"},
     )  # fmt: skip
     assert [metrics.step for metrics in recorder.metrics] == [7, 14, 21, 28, 30]
-    assert recorder.events == [
-        ("start", 0, 30),
-        ("checkpoint", "step-00000030"),
-        ("end", 30),
-        "close",
-    ]
+    saved = "checkpoint", "step-00000030"
+    assert recorder.events == [("start", 0, 30), saved, ("end", 30), "close"]
     assert result.final_loss == recorder.metrics[-1].loss < 0.5 * recorder.metrics[0].loss
     assert (result.steps, result.tokens, result.interrupted) == (30, 960, False)
     assert result.tokens_per_second == pytest.approx(960 / result.seconds)
@@ -93,13 +87,9 @@ def test_a_run_learns_and_writes_its_folder(tiny, tmp_path):
     assert not result.model.training
     assert recorder.metrics[-1].seconds_left == 0
     assert is_finished(output)
-    assert sorted(path.name for path in output.iterdir()) == [
-        "checkpoints",
-        "final",
-        "metrics.jsonl",
-        "run.json",
-    ]
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    names = {"checkpoints", "final", "metrics.jsonl", "run.json"}
+    assert {path.name for path in output.iterdir()} == names
+    lines = jsonl.steps(output / "metrics.jsonl")
     assert set(lines[0]) == {
         "kind", "run", "step", "tokens", "seconds", "loss", "learning_rate", "gradient_norm",
         "tokens_per_second", "batch_stall",
@@ -124,9 +114,8 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before(tiny, tmp_path):
         model = tiny.make_model()
         before = model.model.layers[0].mlp.up_proj.weight.detach().clone()
         recorder = Recorder()
-        config = tiny.make_config(
-            tokens=32, clip=clip, epsilon=1.0, weight_decay=0.0, learning_rate=1.0
-        )
+        options = {"epsilon": 1.0, "weight_decay": 0.0, "learning_rate": 1.0}
+        config = tiny.make_config(tokens=32, clip=clip, **options)
         train(model, tiny.Batches(), config, output=tmp_path / str(clip), callbacks=[recorder])
         moved = (model.model.layers[0].mlp.up_proj.weight.detach() - before).norm().item()
         norms[clip] = (recorder.metrics[0].gradient_norm, moved)
@@ -160,12 +149,10 @@ class Poisoned(LlamaForCausalLM):
 def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(tiny, tmp_path, poison, what):
     model = Poisoned(tiny.make_model().config)
     model.poison = poison
-    recorder = Recorder()
+    recorder, config, run = Recorder(), tiny.make_config(), tmp_path / "run"
     with pytest.raises(ClearheadError, match=f"stopped at step 7: {what}") as caught:
-        train(
-            model, tiny.Batches(), tiny.make_config(), output=tmp_path / "run", callbacks=[recorder]
-        )
-    checkpoints = tmp_path / "run" / "checkpoints"
+        train(model, tiny.Batches(), config, output=run, callbacks=[recorder])
+    checkpoints = run / "checkpoints"
     message = str(caught.value)
     assert f"the last finite loss was {recorder.metrics[-1].loss:.4f}" in message
     assert f"the last good checkpoint is {checkpoints / 'step-00000004'}" in message
@@ -184,14 +171,9 @@ def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path):
             if metrics.step == 8:
                 self.model.model.norm.weight.data.fill_(math.inf)
 
+    config, breaks = tiny.make_config(), [Breaker()]
     with pytest.raises(ClearheadError, match="step 8: some weights are no longer finite"):
-        train(
-            tiny.make_model(),
-            tiny.Batches(),
-            tiny.make_config(),
-            output=tmp_path / "run",
-            callbacks=[Breaker()],
-        )
+        train(tiny.make_model(), tiny.Batches(), config, output=tmp_path / "run", callbacks=breaks)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
 
 
@@ -242,3 +224,30 @@ def test_labelled_texts_may_be_fewer_and_shorter_than_the_settings_but_not_more(
 
 def test_every_number_is_a_label_of_a_regression():
     assert label_count({"labels": torch.tensor([-100.0, 2.0])}, "classification") == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["adamw", "orthoadam", "muon"])
+def test_a_run_goes_on_where_it_stopped(tiny, tmp_path, optimizer):
+    """With dropout, so the device's generator counts. The flash kernel adds in no fixed order."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+    def model():
+        torch.manual_seed(7)
+        config = preset("transformer", vocab_size=tiny.VOCABULARY, dropout=0.3, **shape)
+        return ClearheadForCausalLM(config).cuda()
+
+    config = tiny.make_config(optimizer=optimizer)
+    train(model(), tiny.Batches(), config, output=tmp_path / "whole")
+    parts, stop = tmp_path / "parts", [tiny.SignalAt(6, signal.SIGTERM)]
+    stopped = train(model(), tiny.Batches(), config, output=parts, callbacks=stop)
+    assert stopped.steps == 6
+    torch.cuda.manual_seed(0)
+    resumed = train(model(), tiny.Batches(), config, output=parts, resume=True)
+    assert resumed.steps == 12
+    losses, whole = (
+        [line["loss"] for line in jsonl.steps(run / "metrics.jsonl")]
+        for run in (parts, tmp_path / "whole")
+    )
+    assert losses == pytest.approx(whole, rel=1e-4)
+    assert resumed.peak_memory_bytes > 0

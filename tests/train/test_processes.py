@@ -1,6 +1,5 @@
 """Several processes train as one: the same tokens, the same curve, one folder."""
 
-import importlib.util
 import json
 import os
 import re
@@ -23,11 +22,9 @@ from clearhead.train.parallel import dealt_among, own_part
 from clearhead.train.world import World
 from tests.cli.conftest import call, refusal
 
-PROGRAM = Path(__file__).with_name("spread.py")
-_spec = importlib.util.spec_from_file_location("tests_train_spread", PROGRAM)
-program = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(program)
+from . import spread as program
 
+PROGRAM = Path(program.__file__)
 FSDP = {"parallel": "fsdp"}
 V1 = {"name": "differential"}
 ORTHO = {**FSDP, "optimizer": "orthoadam"}
@@ -78,14 +75,9 @@ def by_one(tiny, output, request, resume=False, **events):
     """The losses of one process that does as a request says, without its faults."""
     losses = program.Losses()
     config = {key: value for key, value in request.get("config", {}).items() if key != "parallel"}
-    train(
-        program.make_model(**request.get("model", {})),
-        program.Batches({**request, "events": events}, 0, output),
-        tiny.make_config(**config),
-        output=output,
-        resume=resume,
-        callbacks=[losses],
-    )
+    model, config = program.make_model(**request.get("model", {})), tiny.make_config(**config)
+    batches = program.Batches({**request, "events": events}, 0, output)
+    train(model, batches, config, output=output, resume=resume, callbacks=[losses])
     return losses.lines
 
 
@@ -193,11 +185,9 @@ def test_convert_makes_an_ordinary_folder_of_a_sharded_checkpoint(two, tmp_path,
     for words in (["--equalise"], ["--prefix", "a"], ["--rotate", "down"], ["--to", "gated"]):
         assert "convert it alone first" in refusal(capsys, *command, *words)
     assert call(*command) == 0
-    weights = [
-        (folder / "model.safetensors").read_bytes()
-        for folder in (tmp_path / "whole", two[0] / "fsdp" / "final")
-    ]
-    assert weights[0] == weights[1]
+    folders = tmp_path / "whole", two[0] / "fsdp" / "final"
+    whole, wanted = ((folder / "model.safetensors").read_bytes() for folder in folders)
+    assert whole == wanted
 
 
 @pytest.mark.parametrize(
@@ -206,10 +196,7 @@ def test_convert_makes_an_ordinary_folder_of_a_sharded_checkpoint(two, tmp_path,
         ("nan", "stopped at step 6: the loss is nan in process 1; the last finite loss was"),
         ("full", "process 1 cannot write .*File too large.*; make room and resume"),
         ("differ", "process 1 has config.learning_rate 0.1, and process 0 0.01"),
-        (
-            "indivisible",
-            "2 processes cannot share .* batch_size 3 equally: .* multiple of 2, or sta",
-        ),
+        ("indivisible", "2 processes cannot share .* batch_size 3 equally: .* multiple of 2, or"),
     ],
 )
 def test_a_fault_in_one_process_ends_both_with_one_line(two, name, line):

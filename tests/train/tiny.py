@@ -22,32 +22,18 @@ VOCABULARY = 61
 
 def make_model(**overrides):
     """A Llama of two layers. Dropout makes the random state part of the trajectory."""
-    settings = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-        "attention_dropout": 0.1,
-        "tie_word_embeddings": True,
-    }
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 2, "max_position_embeddings": 64, "vocab_size": VOCABULARY}
+    settings = {"attention_dropout": 0.1, "tie_word_embeddings": True}
     torch.manual_seed(7)
-    return LlamaForCausalLM(LlamaConfig(**{**settings, **overrides}))
+    return LlamaForCausalLM(LlamaConfig(**shape | settings | overrides))
 
 
 def make_config(**overrides):
     """12 steps of 2 windows of 16 tokens."""
-    accumulation = overrides.get("accumulation", 1)
-    settings = {
-        "tokens": 12 * 2 * 16 * accumulation,
-        "sequence_length": 16,
-        "batch_size": 2,
-        "learning_rate": 1e-2,
-        "precision": "fp32",
-        "save_every": 4,
-    }
-    return TrainConfig(**{**settings, **overrides})
+    tokens = 12 * 2 * 16 * overrides.get("accumulation", 1)
+    sizes = {"tokens": tokens, "sequence_length": 16, "batch_size": 2, "save_every": 4}
+    return TrainConfig(**{**sizes, "learning_rate": 1e-2, "precision": "fp32", **overrides})
 
 
 class Batches:
@@ -151,15 +137,11 @@ def run(request):
         sys.addaudithook(kill_before_publishing)
     if room := request.get("file_limit"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-    masked = request.get("masked", False)
-    result = train(
-        make_masked_model() if masked else make_model(),
-        make_masked_batches(batches) if masked else batches,
-        make_config(**request["config"]),
-        output=Path(request["output"]),
-        resume=request["resume"],
-        callbacks=callbacks,
-    )
+    model, config = make_model(), make_config(**request["config"])
+    if request.get("masked", False):
+        model, batches = make_masked_model(), make_masked_batches(batches)
+    how = {"output": Path(request["output"]), "resume": request["resume"]}
+    result = train(model, batches, config, callbacks=callbacks, **how)
     return 128 + result.stop_signal if result.interrupted else 0
 
 
