@@ -4,6 +4,7 @@ Outputs and all gradients against the oracle. `test_gpu.py` runs the kernels the
 """
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -201,9 +202,10 @@ def plans(monkeypatch):
         gradients = by(grad.contiguous(), q, k, v, o.contiguous(), *rest, **options)
         return tuple(_like(d, x) for d, x in zip(gradients, (q, k, v), strict=True))
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_scaled_dot_product_cudnn_attention", forward, "CPU")
-    library.impl("_scaled_dot_product_cudnn_attention_backward", backward, "CPU")
+    library = torch.library.Library("aten", "IMPL")  # over the file's stand-ins
+    override = partial(library.impl, dispatch_key="CPU", allow_override=True)
+    override("_scaled_dot_product_cudnn_attention", forward)
+    override("_scaled_dot_product_cudnn_attention_backward", backward)
     monkeypatch.setattr(cuda_cudnn, "refuses", lambda request: None)
     kernel = dispatch.KERNELS["cudnn"]._replace(device="cpu")
     monkeypatch.setitem(dispatch.KERNELS, "cudnn", kernel)
