@@ -46,8 +46,7 @@ _TASKS = (
 )
 TASKS: Any = dict(zip(OPTIONS, _TASKS, strict=True))
 
-Load = Callable[[str, str], Portion]
-"""Loads a model by its source, and its name in records."""
+Load = Callable[[str, str], Portion]  # loads a model by its source, and its name in records
 
 
 def measure(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from clearhead import ops
 from clearhead.errors import ClearheadError, first_line
+from clearhead.nn import bases
 from clearhead.nn.bases import Attend, Interface, PositionTables, Scores, SingleMaps, Softmax
 from clearhead.nn.init import fixed_normal, starting
 from clearhead.nn.registry import REGISTRY
@@ -18,8 +19,7 @@ from clearhead.ops.rope import Rotation
 from clearhead.ops.visibility import Visibility
 from clearhead.spec import LayerSpec
 
-# Prepared keys of a prefix and its values, by layer.
-Prefixes = MutableMapping[int, tuple[Tensor, Tensor]]
+Prefixes = MutableMapping[int, tuple[Tensor, Tensor]]  # prepared keys, and values, by layer
 
 
 class Attention(nn.Module):
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         self.attend: Attend = own.attend
         self.weights, self.as_softmax = own.weights, own.as_softmax
         self.shaping: SkipInit | None = chosen["shaping"].build(layer, heads)
-        self.epilogue = chosen["epilogue"].build(layer, heads)
+        self.epilogue: bases.Epilogue | None = chosen["epilogue"].build(layer, heads)
         if self.shaping is not None or layer.query_range is not None:
             starting(self.q_proj, partial(fixed_normal, own=layer.query_range or 0.0))
         self.causal: bool = chosen["direction"].build()

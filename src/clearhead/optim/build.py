@@ -35,8 +35,9 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, Any]]:
     """`decay_groups` of the given parameters, which keep their names."""
-    decaying = [(name, p) for name, p in named if p.ndim >= 2 and not matched(name, ADDED)]
-    still = [(name, p) for name, p in named if p.ndim < 2 or matched(name, ADDED)]
+    decays = {name for name, p in named if p.ndim >= 2 and not matched(name, ADDED)}
+    decaying = [(name, p) for name, p in named if name in decays]
+    still = [(name, p) for name, p in named if name not in decays]
     groups = ((decaying, weight_decay), (still, 0.0))
     return [{"params": found, "weight_decay": decay} for found, decay in groups if found]
 
@@ -55,8 +56,9 @@ def split_named(model: nn.Module, patterns: Sequence[str]) -> tuple[list[Named],
             raise ClearheadError(
                 f"the pattern {pattern!r} decides no parameter: names are like {example}"
             )
-    chosen = [(name, p) for name, p in trainable if matched(name, patterns)]
-    return chosen, [(name, p) for name, p in trainable if not matched(name, patterns)]
+    chosen = {name for name, _ in trainable if matched(name, patterns)}
+    others = [(name, p) for name, p in trainable if name not in chosen]
+    return [(name, p) for name, p in trainable if name in chosen], others
 
 
 def build_optimizer(model: nn.Module, config: Course) -> torch.optim.Optimizer:

@@ -17,7 +17,6 @@ from clearhead.quantize.measure import Texts
 from clearhead.quantize.quantizers import FP8_TOP, grouped, largest_of
 from clearhead.quantize.schemes import Scheme
 
-LIBRARY = ("compressed_tensors", "compressed-tensors")  # the module and the extra
 _SAID = r"(w8a8|fp8)-(static|token)|w[48]a16-(channel|group\d*)"
 
 
@@ -81,7 +80,7 @@ def check_widths(layers: Layers, scheme: Scheme) -> None:
 def compress(model: Any, scheme: Scheme, texts: Texts) -> Any:
     """Put the linear layers of `model` into the format, in place; return compressed-tensors'
     ModelCompressor, whose `update_config` completes a saved config.json."""
-    require(*LIBRARY)
+    require("compressed_tensors", "compressed-tensors")
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 
