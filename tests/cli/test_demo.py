@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clearhead.cli.demo import write_demo
+from clearhead.cli.publishing import publish
 from clearhead.lab.demo import SCHEMES, CopiedShare, Studies, run_demo, studies
 from clearhead.progress import Line, Work
 from clearhead.records.loading import load
+from clearhead.report.demo import page
 
 from .conftest import call
 
@@ -69,10 +70,10 @@ def test_the_demo_trains_measures_and_shows_every_part(found, log, tmp_path, cap
             assert len(sinks.values(arm, metric, map="softmax")) == 2 * (arm == theirs)
     for scheme in SCHEMES:
         assert all(len(bits.values(arm, "perplexity", scheme=scheme)) == 2 for arm in bits.arms())
-    write_demo(found, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert re.search(r'<p class="lead">[^<]*standard Transformer', page)
-    assert page.count('<figure class="panel">') == 5
+    publish(page(*map(load, found.values())), tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text("utf-8")
+    assert re.search(r'<p class="lead">[^<]*standard Transformer', html)
+    assert html.count('<figure class="panel">') == 5
     assert "page: " in capsys.readouterr().out
 
 
@@ -90,9 +91,8 @@ def test_a_pretrained_model_stands_beside(small, found, tmp_path):
     (run,) = diagnosis.runs
     assert run.value("hidden_top_1") > run.value("hidden_median") > 0
     assert bits.runs[0].value("perplexity", scheme="w8a8-coarse") is not None
-    write_demo(more, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert run.arm in page
+    publish(page(*map(load, more.values())), tmp_path / "report.html")
+    assert run.arm in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_a_missing_model_is_refused_before_any_training(tmp_path, capsys, monkeypatch):

@@ -11,7 +11,7 @@ from clearhead.records import jsonl
 from clearhead.records.loading import parse
 from clearhead.report import Page, load, page_of, render
 from clearhead.report.diagnosis import MASSIVE, REPAIRED, SINK, numbers
-from clearhead.report.pivots import by_arm
+from clearhead.report.pivots import Quantity, models, pivot
 
 from .conftest import printed, shown
 
@@ -87,7 +87,7 @@ def test_many_models_are_told_apart_and_a_terminal_shows_as_many_as_fit():
 
 
 def test_the_table(two):
-    table = by_arm(two.records, "", numbers(), arms_across=True)
+    table = pivot("", numbers(), models(two.records), Quantity.entries)
     masses = next(
         cells
         for row, cells in zip(table.rows, table.cells, strict=True)

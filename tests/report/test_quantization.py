@@ -3,9 +3,6 @@
 import re
 from typing import Any
 
-import pytest
-
-from clearhead import ClearheadError
 from clearhead.quantize import every, scheme
 from clearhead.records.loading import parse
 from clearhead.report import page_of, render
@@ -57,11 +54,6 @@ def test_records_come_back():
     assert two.value("added_perplexity", scheme="w4-channel") == 20.0
     panel = next(block for block in page_of(records).blocks() if isinstance(block, Panel))
     assert panel.figure.layout.xaxis.categoryarray == ("full", "8", "6", "4")
-
-
-def test_a_model_without_full_precision_is_refused():
-    with pytest.raises(ClearheadError, match="x has no result in full precision"):
-        page_of(parse([{"kind": "run", "study": "quantization", "run": "x"}]))
 
 
 def test_the_console_has_every_number_and_every_reason():

@@ -7,16 +7,22 @@ import pytest
 import scipy.stats
 
 from clearhead.records.intervals import Component, component, of_numbers
+from clearhead.report import Page
 from clearhead.report.statistics import (
     Difference,
     Verdict,
-    account,
     alike_trials,
     compare,
     family,
     summarize,
     threshold_of,
 )
+
+
+def account(*differences: Difference) -> str:
+    page = Page(title="", kicker="")
+    page.differences = [*differences]
+    return page.account
 
 
 def test_a_summary_by_hand():
@@ -104,7 +110,7 @@ def test_a_comparison_that_is_shown_twice_counts_once():
 
     again = [one(0.04, "a"), replace(one(0.04, "a"), mean=100.0)]  # in per cent
     assert family(again) == {(0.0, "a"): 0.04}
-    assert account(again).startswith("Comparisons on this page: 1. Decided one by one: 1;")
+    assert account(*again).startswith("Comparisons on this page: 1. Decided one by one: 1;")
     # The same p of other numbers, and of the same numbers against another bound, counts.
     assert len(family([*again, one(0.04, "b"), one(0.04, "a", against=0.5)])) == 3
     # Once .03 counts twice, its limit is no longer 1/2 but 2/3 of 5 %.
@@ -168,7 +174,7 @@ def test_benjamini_hochberg_is_scipys_and_a_p_value_at_its_limit_holds():
         limits = [float(Fraction("0.05") * rank / n) for rank in range(1, n + 1)]
         assert threshold_of_p(*limits[:-1], 0.9) == (limits[-2] if n > 1 else -1)
     alone = Difference(mean=1.0, interval=(0.0, 2.0), p=0.05)
-    assert "Decided one by one: 1; together" in account([alone])
+    assert "Decided one by one: 1; together" in account(alone)
 
 
 def test_a_ratio_is_fiellers():

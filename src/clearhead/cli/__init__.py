@@ -97,22 +97,18 @@ def _run(words: list[str]) -> Any:
     if verb != "train" and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ClearheadError(f"{verb} runs in one process: start it without torchrun")
     keep_freed_memory()
-    try:
-        module = importlib.import_module(f"clearhead.cli.{verb}")
-        return module.run(_command(module, words[1:]))
-    except SystemExit as stop:  # of help
-        return stop.code
-
-
-def _command(verb: Any, words: list[str]) -> Any:
+    module = importlib.import_module(f"clearhead.cli.{verb}")
     from clearhead.cli.options import parse
 
     try:
-        default = verb.default(words) if hasattr(verb, "default") else None
-        return parse(verb, words, default=default)
+        default = module.default(words[1:]) if hasattr(module, "default") else None
+        command = parse(module, words[1:], default=default)
     except ClearheadError as error:  # of every process of torchrun: a machine's first prints it
         error.printed_elsewhere = os.environ.get("LOCAL_RANK", "0") != "0"
         raise
+    except SystemExit as stop:  # of help
+        return stop.code
+    return module.run(command)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -31,9 +31,10 @@ def run(command: Command) -> int:
     from clearhead.cli.publishing import publish
     from clearhead.lab.compare import compare
     from clearhead.progress import Line
-    from clearhead.records.loading import load
+    from clearhead.report import load, page_of
 
     load(command.beside)  # a file that cannot be read is better known before the training
     with Line() as work:
         compare(command, work=work)
-    return publish([command.output / RECORDS, *command.beside], command.output / "report.html")
+    records = load([command.output / RECORDS, *command.beside])
+    return publish(page_of(records), command.output / "report.html")

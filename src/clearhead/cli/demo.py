@@ -25,21 +25,15 @@ class Command(OpensModels):
 
 
 def run(command: Command) -> int:
+    from clearhead.cli.publishing import publish
     from clearhead.lab.demo import run_demo, studies
     from clearhead.progress import Line
+    from clearhead.report import load
+    from clearhead.report.demo import page
 
     both, trust = studies(command.output), command.trust_remote_code
     options: Any = {"pretrained": command.pretrained, "trust_remote_code": trust}
     with Line() as work:
-        found = run_demo(both, command.output, work=work, **options)
-    write_demo(found, command.output / "report.html")
+        files = run_demo(both, command.output, work=work, **options)
+    publish(page(*map(load, files.values())), command.output / "report.html")
     return 0
-
-
-def write_demo(found: dict[str, Path], path: Path) -> None:
-    """Show the page of the records that `run_demo` returns."""
-    from clearhead.cli.publishing import show_page
-    from clearhead.records.loading import load
-    from clearhead.report.demo import page
-
-    show_page(page(*map(load, found.values())), path)

@@ -10,10 +10,6 @@ from clearhead.lab.sweep_configs import DiagnoseConfig as Command
 
 
 def run(command: Command) -> int:
-    from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import measure
-    from clearhead.progress import Line
+    from clearhead.cli.publishing import publish_sweep
 
-    with Line(unit="cell") as work:
-        lines = measure(command, work=work)
-    return publish([command.records], command.output / "diagnosis.html", lines=lines)
+    return publish_sweep(command, command.output / "diagnosis.html")

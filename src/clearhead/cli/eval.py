@@ -8,22 +8,10 @@ examples:
 
 from typing import Any
 
-from clearhead.errors import ClearheadError
 from clearhead.lab.sweep_configs import EvaluateConfig as Command  # noqa: F401 (its options)
 
 
 def run(command: Any) -> int:
-    from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import measure
-    from clearhead.progress import Line
+    from clearhead.cli.publishing import publish_sweep
 
-    done: list[dict[str, Any]] = []
-    files = [command.records] if command.records else []
-    try:
-        with Line(unit="cell") as work:
-            measure(command, work=work, lines=done)
-    except ClearheadError:
-        if done:  # what was measured before
-            publish(files, None, lines=done)
-        raise
-    return publish(files, command.page, lines=done)
+    return publish_sweep(command, command.page)

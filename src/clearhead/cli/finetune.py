@@ -12,13 +12,13 @@ from clearhead.terminal import say
 
 
 def run(command: Command) -> int:
-    from clearhead.cli.publishing import show_page
+    from clearhead.cli.publishing import publish
     from clearhead.lab.finetune import run_finetune
     from clearhead.progress import Line
     from clearhead.report import page_of
 
     with Line(unit="seed") as work:
         records = run_finetune(command, work=work)
-    show_page(page_of(records))
+    publish(page_of(records))
     say(f"models: {command.output}/seed…/final; records: {command.output / RECORDS}")
     return 0

@@ -89,8 +89,6 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
     """Parse the `words` after a verb into the `Command` of its module, whose docstring opens the
     help; `default` is an instance whose values replace the Command's defaults."""
     name = verb.__name__.rpartition(".")[2]
-    options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
-    _check_once(options)
     about, _, examples = (verb.__doc__ or "").partition("\n\n")
     description = [" ".join(about.split()), "", examples.rstrip()]
     if name in _LISTING_PRESETS:
@@ -99,21 +97,27 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
         for title, names in {"presets": PRESETS, "sizes": SIZES}.items():
             lines = textwrap.wrap(" ".join(names), 90, break_on_hyphens=False)
             description += ["", f"{title}:", *(f"  {line}" for line in lines)]
+    options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
     if not {"-h", "--help"} & {*options}:
         extensions.load()  # settings name presets of theirs
-    said = io.StringIO()
-    shown: Any = {"prog": f"clearhead {name}", "description": "\n".join(description)}
-    start = tyro.MISSING_NONPROP if default is None else default
+    errors = io.StringIO()
     try:
-        with _RULES, contextlib.redirect_stderr(said):
-            command: Any = tyro.cli(verb.Command, args=words, default=start, **shown)
+        with _RULES, contextlib.redirect_stderr(errors):
+            command: Any = tyro.cli(
+                verb.Command,
+                prog=f"clearhead {name}",
+                description="\n".join(description),
+                args=words,
+                default=tyro.MISSING_NONPROP if default is None else default,
+            )
     except SystemExit as stop:
         if not stop.code:  # help, on standard output
             raise
-        raise ClearheadError(f"{_one_line(said.getvalue())}; see clearhead {name} --help") from None
+        message = f"{_one_line(errors.getvalue())}; see clearhead {name} --help"
+        raise ClearheadError(message) from None
+    _check_options(options, command)
     check(command)
     require_extras(vars(command))
-    _check_values(options, command)
     for field in dataclasses.fields(verb.Command):
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and getattr(command, field.name) == ():
@@ -143,25 +147,19 @@ def _one_line(box: str) -> str:
     return line.rstrip(".") + hint
 
 
-def _check_once(words: Sequence[str]) -> None:
-    """Refuse an option given twice, since only its last values would count."""
+def _check_options(words: Sequence[str], command: Any) -> None:
+    """Refuse an option given twice, since only its last values would count, and one of several
+    values that stands without any."""
     seen = set[str]()
-    for word in (_spelt(word) for word in words if word.startswith("--")):
-        # --no-x and --train.no-x set the same as --x and --train.x.
-        if (name := re.sub(r"(--|\.)no-", r"\1", word)) in seen:
-            raise ClearheadError(f"{word} is given twice: give it once")
-        seen.add(name)
-
-
-def _check_values(words: Sequence[str], command: Any) -> None:
-    """Refuse an option of several values that stands without any, where that changes nothing."""
     for word, following in pairwise([*words, "--"]):
-        if word.startswith("--") and following.startswith("--"):
-            *places, name = _spelt(word)[2:].replace("-", "_").split(".")
-            owner = reduce(getattr, places, command)
-            if getattr(owner, name, None) in ((), {}) and not getattr(type(owner), name, ()):
-                raise ClearheadError(f"{word} is given without a value: give one or leave it out")
-
-
-def _spelt(word: str) -> str:
-    return word.partition("=")[0].replace("_", "-")
+        if not word.startswith("--"):
+            continue
+        option = word.partition("=")[0].replace("_", "-")
+        # --no-x and --train.no-x set the same as --x and --train.x.
+        if (name := re.sub(r"(--|\.)no-", r"\1", option)) in seen:
+            raise ClearheadError(f"{option} is given twice: give it once")
+        seen.add(name)
+        *places, last = name.removeprefix("--").replace("-", "_").split(".")
+        value = getattr(reduce(getattr, places, command), last, None)
+        if following.startswith("--") and value in ((), {}):
+            raise ClearheadError(f"{word} is given without a value: give one or leave it out")

@@ -1,27 +1,16 @@
-"""The page of records, and its first table in the terminal."""
+"""Pages of records, and their first table in the terminal."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from clearhead.errors import ClearheadError
 from clearhead.records.files import write_text
-from clearhead.records.loading import parse
-from clearhead.records.runs import Line
-from clearhead.report import Page, load, page_of, render, to_console
+from clearhead.records.loading import load, parse
+from clearhead.report import Page, page_of, render, to_console
 from clearhead.terminal import console, say, show
 
 
-def publish(
-    files: Sequence[Path],
-    output: Path | None,
-    *,
-    title: str = "",
-    lines: Sequence[Line] | None = None,
-) -> int:
-    """Show the page of the files' records, or of `lines` where the files hold others too."""
-    return show_page(page_of(load(files) if lines is None else parse(lines), title), output)
-
-
-def show_page(page: Page, output: Path | None = None) -> int:
+def publish(page: Page, output: Path | None = None) -> int:
     """Write a page to `output` if given, and print its first table and verdict; return the exit
     status, 1 for numbers not finite."""
     if output is not None:
@@ -34,3 +23,22 @@ def show_page(page: Page, output: Path | None = None) -> int:
     if output is not None:
         show(f"page: {output}")
     return int(not page.records.finite)
+
+
+def publish_sweep(
+    config: Any, output: Path | None, *, title: str = "", file: Path | None = None
+) -> int:
+    """Measure the models of an eval, a diagnosis or a quantisation, and publish what was measured,
+    or all that `file` then holds; of a refusal midway the table of what came before it."""
+    from clearhead.lab.measuring import measure
+    from clearhead.progress import Line
+
+    lines: list[dict[str, Any]] = []
+    try:
+        with Line(unit="cell") as work:
+            measure(config, work=work, lines=lines)
+    except ClearheadError:
+        if lines:
+            publish(page_of(parse(lines)))
+        raise
+    return publish(page_of(load(file) if file else parse(lines), title), output)

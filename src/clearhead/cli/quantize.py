@@ -16,11 +16,6 @@ def run(command: Command) -> int:
 
         (run_deployment if command.save is None else run_saving)(command)
         return 0
-    from clearhead.cli.publishing import publish
-    from clearhead.lab.measuring import measure
-    from clearhead.progress import Line
+    from clearhead.cli.publishing import publish_sweep
 
-    with Line(unit="cell") as work:
-        lines = measure(command, work=work)
-    files = [command.records] if command.records else []
-    return publish(files, command.page, title=command.title, lines=None if files else lines)
+    return publish_sweep(command, command.page, title=command.title, file=command.records)

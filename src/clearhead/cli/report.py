@@ -28,5 +28,6 @@ class Command:
 
 def run(command: Command) -> int:
     from clearhead.cli.publishing import publish
+    from clearhead.report import load, page_of
 
-    return publish(command.records, command.output, title=command.title)
+    return publish(page_of(load(command.records), command.title), command.output)

@@ -28,6 +28,7 @@ def run(command: Command) -> int:
     from clearhead.models.conversion import require_convertible
     from clearhead.papers import stages
     from clearhead.progress import Line
+    from clearhead.report import load, page_of
 
     every = [one for arms in studies.values() for one in arms]
     for one in every:
@@ -41,7 +42,7 @@ def run(command: Command) -> int:
             sources[name], wrong = stages.reproduce(arms, output, jobs=command.jobs, work=work)
         failed += wrong
         title = f"clearhead reproduce {name}, {command.scale}"
-        publish([sources[name]], output / "report.html", title=title)
+        publish(page_of(load(sources[name]), title), output / "report.html")
     _publish_book(sources, (command.output or Path("runs")) / "claims.md")
     if failed:
         say(f"{failed} jobs failed: the same command tries them again")

@@ -137,12 +137,14 @@ def lines(records: Records, variants: Variants) -> Curves:
     several = len(records.labels()) > 1
     curves: Curves = {}
     for model in models(records):
+        runs = model.records.of(model.arm)
         for name, numbers in variants.items():
             words = " · ".join(filter(None, (model.group * several, name)))
             curves[model.arm, words] = [
                 (place, over.mean, over.deviation or 0.0)
                 for place, number in numbers.items()
-                if (over := number.summary(model)) and not number.is_lost(model)
+                if (over := number.summary(model))
+                and not any(one.not_finite for run in runs for one in number.measures(run))
             ]
     return curves
 

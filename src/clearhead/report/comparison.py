@@ -41,25 +41,24 @@ def page_of(records: Records, title: str = "") -> Page:
     page = Page(
         title=title or narrative.title_of(records), kicker="clearhead report", records=records
     )
-    studies = {run.study for run in records.runs}
-    judges = []
-    for study, make, judge in (
-        (COMPARISON, sections, verdict),
-        (DIAGNOSIS, diagnosis.sections, diagnosis.verdict),
-        (QUANTIZATION, quantization.sections, quantization.verdict),
-    ):
-        if study in studies:
-            part = Records(runs=tuple(run for run in records.runs if run.study == study))
-            prefix = f"{study}-" * (len(studies) > 1)
-            page.add(replace(one, name=f"{prefix}{one.name}") for one in make(part, page.looks))
-            judges.append(partial(judge, part))
-            page.next += diagnosis.commands(part)
-    page.verdict = [words for judge in judges for words in judge(page.threshold)]
+    studies = {
+        COMPARISON: (sections, verdict),
+        DIAGNOSIS: (diagnosis.sections, diagnosis.verdict),
+        QUANTIZATION: (quantization.sections, quantization.verdict),
+    }
+    by_study = {study: [run for run in records.runs if run.study == study] for study in studies}
+    parts = {study: Records(runs=tuple(runs)) for study, runs in by_study.items() if runs}
+    for study, part in parts.items():
+        prefix = f"{study}-" * (len(parts) > 1)
+        made = studies[study][0](part, page.looks)
+        page.add(replace(one, name=f"{prefix}{one.name}") for one in made)
+        page.next += diagnosis.commands(part)
+    for study, part in parts.items():
+        page.verdict += studies[study][1](part, page.threshold)
     page.verdict = page.verdict or ["There are no records yet."]
     page.add([narrative.provenance(records)])
-    quantized = [run for run in records.runs if run.study == QUANTIZATION]
-    remarks = ((run, one) for run in quantized for one in quantization.remarks_on(run))
-    page.warnings = [f"{run.id}: {one}." for run, one in remarks]
+    for run in by_study[QUANTIZATION]:
+        page.warnings += [f"{run.id}: {remark}." for remark in quantization.remarks_on(run)]
     return page
 
 

@@ -8,7 +8,7 @@ from clearhead.records.runs import LOST, Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.page import Facts, Panel, Section
-from clearhead.report.pivots import SHARE, Quantity, by_arm
+from clearhead.report.pivots import SHARE, Quantity, models, pivot
 
 SAMPLED = (
     "Every number is over all queries, heads and tokens read, but for what is named as sampled: "
@@ -77,7 +77,7 @@ THREE = (
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
     """The sections of one model, or of several side by side."""
     if len(records.arms()) > 1:
-        three = by_arm(records, "three numbers", THREE, arms_across=True)
+        three = pivot("three numbers", THREE, models(records), Quantity.entries)
         yield Section("comparison", "Three numbers", [three])
     heads = charts.first_token_share(records)
     if len(heads) == 1:  # of one model, without a name over it
@@ -88,7 +88,7 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
     yield Section("first", "Heads and layers", [*heads, stream], FIRST)
     yield Section("findings", "What was found, and what to do", [_findings(records)], folded=True)
     yield Section("layers", "By layer", _by_layer(records, looks), folded=True)
-    table = by_arm(records, "all numbers", numbers(), arms_across=True)
+    table = pivot("all numbers", numbers(), models(records), Quantity.entries)
     yield Section("numbers", "All the numbers", [table], SAMPLED, folded=True)
 
 

@@ -1,15 +1,16 @@
 """Evaluations on a page: a section a task, with tables and curves by length; means are over seeds,
 and over depths where several models stand side by side."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from clearhead.records.runs import DIMENSIONS, Records
+from clearhead.records.runs import DIMENSIONS, Measure, Records
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks
 from clearhead.report.page import Panel, Section
-from clearhead.report.pivots import Cell, Heading, Pivot, Quantity, models, pivot
+from clearhead.report.pivots import Cell, Heading, Pivot, Quantity, by_arm, models, pivot
 from clearhead.report.statistics import LEVEL
 
 PLAIN = "none"  # the scaling that a curve shows
@@ -23,8 +24,8 @@ CAPTION = (
 SEEDS = (" and seeds", ", by Welch’s t over seeds")
 _READ = ("perplexity", "hits", "masked")  # tasks whose number is one of the text
 # Dimensions that name no setting: the length, and what only decides which text is read.
-_SILENT = ("task", "scaling", "factor", "length", "longest", "digest", "depth")
-_BY_LENGTH = ("task", "scaling", "factor", "length")  # told apart by a curve
+_SILENT = ("task", "scaling", "factor", "length", "longest", "depth")
+_OF_A_LINE = ("task", "scaling", "factor", "length")  # dimensions that a chart tells apart
 
 
 def tasks(records: Records) -> dict[str, list[str]]:
@@ -42,20 +43,30 @@ def numbers(records: Records, task: str, metric: str, *apart: str) -> list[Quant
     """The numbers of a task's metric: the group is the setting (with the dimensions `apart`) and,
     if there are several, the text; the title is the length, the note the accuracy of a guess."""
     several = len(records.dimension(metric, "longest", task=task)) > 1
-    told = (*apart, *["longest"] * several)
-    names = [one for one in DIMENSIONS if one in told or one not in ("depth", "longest")]
-    places: dict[str, dict[int, Quantity]] = {}
-    for one in (one for run in records.runs for one in run.select(metric, task=task)):
-        words, length = setting(one.dimensions, told), one.dimensions.get("length", 0)
-        at = {name: one.dimensions.get(name) for name in names}
-        number = Quantity(f"{length:,}" if length else "", words, metric=metric, at=at, pooled=True)
-        places.setdefault(words, {}).setdefault(length, number)
-    found = [by_length[length] for by_length in places.values() for length in sorted(by_length)]
-    for place, number in enumerate(found if metric == "accuracy" else ()):
+    apart = (*apart, *["longest"] * several)
+    names = [one for one in DIMENSIONS if one in apart or one not in ("depth", "longest")]
+    measures = [one for run in records.runs for one in run.select(metric, task=task)]
+    settings = _by_length(measures, names, partial(setting, apart=apart)).values()
+    quantities = [number for by_length in settings for number in by_length.values()]
+    for place, number in enumerate(quantities if metric == "accuracy" else ()):
         guess = replace(number, metric="chance", write=style.percent)
         if chances := [one for model in models(records) for one in guess.entries(model)]:
-            found[place] = replace(number, note=f"chance {chances[0].text}")
-    return found
+            quantities[place] = replace(number, note=f"chance {chances[0].text}")
+    return quantities
+
+
+def _by_length(
+    measures: Iterable[Measure], names: Sequence[str], words: Callable[[Mapping[str, Any]], str]
+) -> dict[str, dict[int, Quantity]]:
+    """Numbers at the dimensions `names`, pooled over others, by setting in words and by length."""
+    settings: dict[str, dict[int, Quantity]] = {}
+    for one in measures:
+        group, length = words(one.dimensions), one.dimensions.get("length", 0)
+        at = {name: one.dimensions.get(name) for name in names}
+        title = f"{length:,}" if length else ""
+        number = Quantity(title, group, metric=one.metric, at=at, pooled=True)
+        settings.setdefault(group, {}).setdefault(length, number)
+    return {group: dict(sorted(numbers.items())) for group, numbers in settings.items()}
 
 
 def table(records: Records, task: str, metric: str) -> Pivot | None:
@@ -63,7 +74,7 @@ def table(records: Records, task: str, metric: str) -> Pivot | None:
     columns, words = numbers(records, task, metric), metric.replace("_", " ")
     words += " by length in tokens" * any(one.title for one in columns)
     title = f"{task}, {words}{_of_text(records, task)}"
-    return pivot(title, models(records), columns, lambda a, b: b.entries(a), words)
+    return by_arm(records, title, columns, corner=words)
 
 
 def one_model(records: Records) -> Pivot | None:
@@ -97,7 +108,7 @@ def sections(records: Records, looks: Looks) -> Iterator[Section]:
         yield Section("evaluation", "Evaluation", [one_model(records)])
     for task, metrics in tasks(records).items():
         tables = [table(records, task, one) for one in metrics if not alone]
-        blocks = (*tables, _by_length(records, looks, task, metrics[0]))
+        blocks = (*tables, _chart(records, looks, task, metrics[0]))
         yield Section(f"evaluation-{task}", f"Evaluation: {task}", blocks, caption)
         caption = ""
 
@@ -135,21 +146,20 @@ def scaling_name(dimensions: Mapping[str, Any]) -> str:
     return str(dimensions.get("scaling", PLAIN)) + (f" × {factor:g}" if factor is not None else "")
 
 
-def _by_length(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:
+def _chart(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:
     """A line a model and scaling of a task's first metric, over depths and settings, of one text;
     of many models only what was measured without scaling."""
     texts = records.dimension(metric, "longest", task=task)
     of_text = {"longest": texts[-1]} if len(texts) > 1 else {}
     few = len(records.arms()) <= FEW
-    variants: dict[str, dict[int, Quantity]] = {}
-    for one in (one for run in records.runs for one in run.select(metric, task=task, **of_text)):
-        line, length = scaling_name(one.dimensions), one.dimensions.get("length")
-        if length is not None and (few or line == PLAIN):
-            at = {name: one.dimensions.get(name) for name in _BY_LENGTH} | of_text
-            number = Quantity("", metric=metric, at=at, pooled=True)
-            variants.setdefault(line, {})[length] = number
-    ordered = {line: dict(sorted(numbers.items())) for line, numbers in variants.items()}
+    measures = [
+        one
+        for run in records.runs
+        for one in run.select(metric, task=task, **of_text)
+        if "length" in one.dimensions and (few or scaling_name(one.dimensions) == PLAIN)
+    ]
+    lines = _by_length(measures, (*_OF_A_LINE, *of_text), scaling_name)
     words = metric.replace("_", " ")
     title = f"{words[:1].upper()}{words[1:]} by length of text"
     note = "" if few else "Without scaling."
-    return charts.by_length(records, looks, ordered, title, words, note)
+    return charts.by_length(records, looks, lines, title, words, note)

@@ -4,7 +4,7 @@ A `Quantity` is a number's address in the records under a heading; at a `Model` 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
@@ -66,10 +66,10 @@ class Model(Heading):
     reference: str
 
 
-def models(records: Records) -> list[Model]:
+def models(records: Records) -> Iterator[Model]:
     """The arms of each label, with a note on all of an arm's numbers, such as that with one seed no
     difference is decided."""
-    found, labels = [], records.labels()
+    labels = records.labels()
     for label in labels:
         labelled = records.labelled(label)
         reference, *others = arms = labelled.arms()
@@ -77,11 +77,10 @@ def models(records: Records) -> list[Model]:
             runs = labelled.of(arm)
             lost = sum(run.diverged for run in runs)
             n = len(runs) - lost
-            seeds = "1 seed" if n == 1 else f"{n} seeds"
-            seeds = str(statistics.Verdict.ONE_SEED) if n == 1 and arm != reference else seeds
+            one_seed = "1 seed" if arm == reference else str(statistics.Verdict.ONE_SEED)
             notes = {
                 "reference": arm == reference and bool(others),
-                seeds: not without_seeds(labelled),
+                one_seed if n == 1 else f"{n} seeds": not without_seeds(labelled),
                 f"{lost} of {len(runs)} runs diverged": lost,
                 "rate at the edge": any(run.at_edge for run in runs),
                 # A perplexity above the square root of the vocabulary.
@@ -92,8 +91,7 @@ def models(records: Records) -> list[Model]:
             }
             note = ", ".join(words for words, holds in notes.items() if holds)
             names = {"title": arm, "group": label or THIS * (len(labels) > 1), "arm": arm}
-            found.append(Model(**names, note=note, records=labelled, reference=reference))
-    return found
+            yield Model(**names, note=note, records=labelled, reference=reference)
 
 
 def without_seeds(records: Records) -> bool:
@@ -103,8 +101,10 @@ def without_seeds(records: Records) -> bool:
     return records.given or not compared
 
 
-DERIVED = {"parameters", "non_embedding_parameters", "trained perplexity"}
-DERIVED |= {"outlier", "outlier_channels", "sink"}
+DERIVED = (
+    *("parameters", "non_embedding_parameters", "trained perplexity"),
+    *("outlier", "outlier_channels", "sink"),
+)
 
 
 def derived(run: Run, metric: str) -> float | None:
@@ -114,14 +114,13 @@ def derived(run: Run, metric: str) -> float | None:
     if metric == "sink":  # of the difference of maps if there is one
         values = (run.value(SHARE, map=name) for name in ("difference", "softmax"))
         return next((one for one in values if one is not None), None)
-    if not metric.startswith("outlier"):
-        return run.header.get(metric)
-    top, median = run.value("hidden_top_1"), run.value("hidden_median")
     if metric == "outlier":
-        return None if top is None or not median else top / median
-    lines = run.payload("channel")
-    measured = lines or run.measure("hidden_top_1") is not None
-    return float(lines[0]["of"] if lines else 0) if measured else None
+        top, median = run.value("hidden_top_1"), run.value("hidden_median")
+        return top / median if top is not None and median else None
+    if metric == "outlier_channels":
+        none = None if run.measure("hidden_top_1") is None else 0.0
+        return next((float(line["of"]) for line in run.payload("channel")), none)
+    return run.header.get(metric)
 
 
 @dataclass(frozen=True)
@@ -140,36 +139,29 @@ class Quantity(Heading):
     judged: bool = True
     one_device: bool = False
 
-    def measures(self, run: Run) -> list[Measure]:
-        """Measures of a run, missing values included."""
+    def measures(self, run: Run, **map: str) -> list[Measure]:
+        """Measures of a run, of one attention `map` if named, missing values included."""
+        at = {**self.at, **map}
         if self.pooled:
-            return run.select(self.metric, **self.at)
+            return run.select(self.metric, **at)
         if self.metric in DERIVED:
             value = derived(run, self.metric)
             return [] if value is None else [Measure(metric=self.metric, value=float(value))]
-        if self.at.get("layer") in ("first", "last"):
+        if at.get("layer") in ("first", "last"):
             layers = [one for one in run.select(self.metric) if "layer" in one.dimensions]
             layers.sort(key=lambda one: one.dimensions["layer"])
-            return layers[:1] if self.at["layer"] == "first" else layers[-1:]
-        one = run.measure(self.metric, **self.at)
+            return layers[:1] if at["layer"] == "first" else layers[-1:]
+        one = run.measure(self.metric, **at)
         return [] if one is None else [one]
 
-    def found(self, records: Records, arm: str) -> Found:
+    def found(self, records: Records, arm: str, **map: str) -> Found:
         """The measures of an arm that have a value, by seed; of a pooled number none where one of
         its parts is not finite."""
-        found = Found()
-        for run in records.of(arm):
-            measures = self.measures(run)
-            if self.pooled and any(one.not_finite for one in measures):
-                return Found()
-            if valued := [one for one in measures if one.value is not None]:
-                found[run.seed] = valued
-        return found
-
-    def is_lost(self, model: Model) -> bool:
-        """True if one of its measures is not finite."""
-        runs = model.records.of(model.arm)
-        return any(one.not_finite for run in runs for one in self.measures(run))
+        measures = {run.seed: self.measures(run, **map) for run in records.of(arm)}
+        if self.pooled and any(one.not_finite for ones in measures.values() for one in ones):
+            return {}
+        valued = {n: [one for one in measures[n] if one.value is not None] for n in measures}
+        return {seed: ones for seed, ones in valued.items() if ones}
 
     def summary(self, model: Model) -> Summary | None:
         """Over the seeds of a model, as it is shown; None without a number."""
@@ -187,19 +179,19 @@ class Quantity(Heading):
         cell = []
         for name in maps:
             # Maps that plain attention lacks are held against its only one.
-            places = ({"map": one} if name else {} for one in (name, "softmax"))
-            numbers = [replace(self, at={**self.at, **place}) for place in places]
-            named = "" if name == "softmax" else name
-            if mine := numbers[0].found(records, model.arm):
-                judged = self.judged and model.arm != model.reference
-                sides = (one.found(records, model.reference) for one in numbers if judged)
-                one = entry(mine, next(filter(None, sides), {}), self, model)
-                cell.append(replace(one, name=named))
-            elif known := [x for run in records.of(model.arm) for x in numbers[0].measures(run)]:
-                text = NOT_FINITE if any(one.not_finite for one in known) else "none"
-                reason = next((one.reason for one in known if one.reason), "")
+            own, plain = ({"map": one} if name else {} for one in (name, "softmax"))
+            shown = "" if name == "softmax" else name
+            if mine := self.found(records, model.arm, **own):
+                theirs = Found()
+                if self.judged and model.arm != model.reference:
+                    theirs = self.found(records, model.reference, **own)
+                    theirs = theirs or self.found(records, model.reference, **plain)
+                cell.append(replace(entry(mine, theirs, self, model), name=shown))
+            elif lost := [x for run in records.of(model.arm) for x in self.measures(run, **own)]:
+                text = NOT_FINITE if any(one.not_finite for one in lost) else "none"
+                reason = next((one.reason for one in lost if one.reason), "")
                 note = reason.removeprefix(text).removeprefix(": ")
-                cell.append(Entry(text, named, note=note))
+                cell.append(Entry(text, shown, note=note))
         return tuple(cell)
 
 
@@ -225,8 +217,10 @@ def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry
         elif details.get("stderr") is not None:
             text += f" ± {style.number(scale * details['stderr'], 2)}"
     difference = difference_of(mine, theirs, scale, given=given)
-    if difference is not None:
-        detail += statistics.interval_in_words(difference, f"difference to {model.reference}")
+    if difference and difference.interval and difference.p is not None:
+        low, high = (style.number(bound, 3) for bound in difference.interval)
+        p = style.number(difference.p, 2)
+        detail += f"; difference to {model.reference}, 95 % interval: {low} to {high}, p = {p}"
     return Entry(text, detail=detail, difference=difference)
 
 
@@ -256,16 +250,9 @@ def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple
     """The error of drawing these keys or documents and no others; empty where records lack them.
     Items are drawn a cell at a time, so variances are added; what both find hard is no error."""
     strata, trials = list[Component](), True
-    for key in {one.key for ones in mine.values() for one in ones}:
-        sides = [
-            [
-                one.details.get("items", ())
-                for ones in side.values()
-                for one in ones
-                if one.key == key
-            ]
-            for side in (mine, theirs)
-        ]
+    arms = [[one for ones in side.values() for one in ones] for side in (mine, theirs)]
+    for key in {one.key for one in arms[0]}:
+        sides = [[one.details.get("items", ()) for one in arm if one.key == key] for arm in arms]
         sizes = {len(items) for side in sides for items in side}
         if not all(sides) or len(sizes) > 1 or min(sizes) < 2:
             return ()
@@ -305,9 +292,7 @@ def pivot(
 
 
 def by_arm(
-    records: Records, title: str, quantities: Iterable[Quantity], *, arms_across: bool = False
+    records: Records, title: str, quantities: Iterable[Quantity], corner: str = "model"
 ) -> Pivot | None:
-    """A table of quantities by model, a row a model, or a column where `arms_across`."""
-    if arms_across:
-        return pivot(title, quantities, models(records), Quantity.entries)
-    return pivot(title, models(records), quantities, lambda a, b: b.entries(a), "model")
+    """A table of quantities, a row a model."""
+    return pivot(title, models(records), quantities, lambda a, b: b.entries(a), corner)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from clearhead.errors import ClearheadError
 from clearhead.records.runs import Records, Run
 from clearhead.report import charts, narrative, style
 from clearhead.report.charts import Looks, chart
@@ -28,11 +27,7 @@ PERPLEXITY = Quantity("", metric="perplexity", write=partial(style.number, digit
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
-    """The sections of one model, or of several side by side; refuses a model without a result in
-    full precision, beside which no other says anything."""
-    for run in records.runs:
-        if run.measure("perplexity") is None:
-            raise ClearheadError(f"{run.id} has no result in full precision")
+    """The sections of one model, or of several side by side."""
     yield Section("bits", "Bits against perplexity", _charts(records, looks), BITS)
     yield Section("numbers", "What schemes cost", [results(records)], f"{COSTS} {ROUNDED}")
 

@@ -178,19 +178,6 @@ def holds(difference: Difference, threshold: float) -> bool:
     return decided and difference.p is not None and difference.p <= threshold
 
 
-def account(differences: Sequence[Difference]) -> str:
-    """Numbers of comparisons made, decided alone, and decided together."""
-    if not (p_values := family(differences).values()):
-        return ""
-    threshold = threshold_of(differences)
-    decided, together = (sum(p <= at for p in p_values) for at in (LEVEL, threshold))
-    return (
-        f"Comparisons on this page: {len(p_values)}. Decided one by one: {decided}; together as "
-        f"well, where chance makes at most {style.percent(LEVEL)} of all verdicts "
-        f"(Benjamini-Hochberg): {together}."
-    )
-
-
 def verdict_in_words(difference: Difference, threshold: float) -> str:
     """`lower by 1.2`, with `, alone` where it does not hold among all comparisons; `undecided
     (±0.7)`, with the smallest effect that could have been decided; "" of one seed."""
@@ -202,11 +189,3 @@ def verdict_in_words(difference: Difference, threshold: float) -> str:
         return f"{difference.verdict} (±{style.number(difference.decidable, 2)})"
     words = f"{difference.verdict} by {style.number(abs(difference.mean), 2)}"
     return words if holds(difference, threshold) else f"{words}, alone"
-
-
-def interval_in_words(difference: Difference, name: str) -> str:
-    """The exact interval and p-value of a difference, as a detail's last words."""
-    if difference.interval is None or difference.p is None:
-        return ""
-    low, high = (style.number(bound, 3) for bound in difference.interval)
-    return f"; {name}, 95 % interval: {low} to {high}, p = {style.number(difference.p, 2)}"
