@@ -31,9 +31,9 @@ def run(command: Command) -> int:
     from clearhead.report import load
     from clearhead.report.demo import page
 
-    both, trust = studies(command.output), command.trust_remote_code
+    parts, trust = studies(command.output), command.trust_remote_code
     options: Any = {"pretrained": command.pretrained, "trust_remote_code": trust}
     with Line() as work:
-        files = run_demo(both, command.output, work=work, **options)
+        files = run_demo(parts, command.output, work=work, **options)
     publish(page(*map(load, files.values())), command.output / "report.html")
     return 0

@@ -75,11 +75,10 @@ def _optional(kind: Any, markers: Any) -> Any:
     spec: Any = None if get_origin(kind) is Literal else _spec(kind, markers)
     if getattr(spec, "nargs", None) != 1:
         return None
+    read = spec.instance_from_str
     return dataclasses.replace(
         spec,
-        instance_from_str=lambda words: (
-            None if words == ["None"] else spec.instance_from_str(words)
-        ),
+        instance_from_str=lambda words: None if words == ["None"] else read(words),
         is_instance=lambda value: value is None or spec.is_instance(value),
         str_from_instance=lambda one: ["None"] if one is None else spec.str_from_instance(one),
     )
@@ -100,21 +99,16 @@ def parse(verb: Any, words: list[str], *, default: Any = None) -> Any:
     options = list(takewhile(lambda word: word != "--", words))  # texts alone follow
     if not {"-h", "--help"} & {*options}:
         extensions.load()  # settings name presets of theirs
-    errors = io.StringIO()
+    box = io.StringIO()  # of tyro's error
+    shown: Any = {"prog": f"clearhead {name}", "description": "\n".join(description)}
+    start = tyro.MISSING_NONPROP if default is None else default
     try:
-        with _RULES, contextlib.redirect_stderr(errors):
-            command: Any = tyro.cli(
-                verb.Command,
-                prog=f"clearhead {name}",
-                description="\n".join(description),
-                args=words,
-                default=tyro.MISSING_NONPROP if default is None else default,
-            )
+        with _RULES, contextlib.redirect_stderr(box):
+            command: Any = tyro.cli(verb.Command, args=words, default=start, **shown)
     except SystemExit as stop:
         if not stop.code:  # help, on standard output
             raise
-        message = f"{_one_line(errors.getvalue())}; see clearhead {name} --help"
-        raise ClearheadError(message) from None
+        raise ClearheadError(f"{_one_line(box.getvalue())}; see clearhead {name} --help") from None
     _check_options(options, command)
     check(command)
     require_extras(vars(command))

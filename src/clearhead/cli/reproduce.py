@@ -9,6 +9,7 @@ examples:
 from pathlib import Path
 
 from clearhead.lab.configs import ReproduceConfig as Command
+from clearhead.records.runs import Records
 from clearhead.terminal import say, show, write
 
 
@@ -18,8 +19,10 @@ def run(command: Command) -> int:
     if command.list:
         write("\n".join(requests.listed(command.scale)))
         return 0
+    from clearhead.report import load, page_of
+
     if command.judge:
-        judged = {Path(one).name: Path(one) for one in command.judge}
+        judged = {path.name: load(path) for path in map(Path, command.judge)}
         return _publish_book(judged, command.output or Path("claims.md"))
     changing = ("only", "questions", "seeds", "tokens", "base", "data", "test_data")
     changes = {name: getattr(command, name) for name in changing}
@@ -28,33 +31,31 @@ def run(command: Command) -> int:
     from clearhead.models.conversion import require_convertible
     from clearhead.papers import stages
     from clearhead.progress import Line
-    from clearhead.report import load, page_of
 
     every = [one for arms in studies.values() for one in arms]
     for one in every:
         one.check()
     for name in dict.fromkeys(one.base for one in every if one.base):
         require_convertible(name)
-    failed, sources = 0, {}
+    failed, sources = 0, dict[str, Records]()
     for name, arms in studies.items():
         output = arms[0].output
         with Line(unit="job") as work:
-            sources[name], wrong = stages.reproduce(arms, output, jobs=command.jobs, work=work)
+            path, wrong = stages.reproduce(arms, output, jobs=command.jobs, work=work)
         failed += wrong
-        title = f"clearhead reproduce {name}, {command.scale}"
-        publish(page_of(load(sources[name]), title), output / "report.html")
+        sources[name], title = load(path), f"clearhead reproduce {name}, {command.scale}"
+        publish(page_of(sources[name], title), output / "report.html")
     _publish_book(sources, (command.output or Path("runs")) / "claims.md")
     if failed:
         say(f"{failed} jobs failed: the same command tries them again")
     return int(failed > 0)
 
 
-def _publish_book(sources: dict[str, Path], output: Path) -> int:
+def _publish_book(sources: dict[str, Records], output: Path) -> int:
     from clearhead.papers import book
     from clearhead.records.files import write_text
-    from clearhead.report import load
 
-    text = "\n".join(book.markdown({name: load([path]) for name, path in sources.items()}))
+    text = "\n".join(book.markdown(sources))
     write_text(output, f"{text}\n")
     write(text.partition("\n\n## The claims")[0])
     show(f"claims: {output}")

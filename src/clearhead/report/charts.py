@@ -1,23 +1,21 @@
-"""Charts by plotly, of the quantities of records, in the colours of a light page, which
-`style.LIGHT_TO_DARK` translates. Text from records passes through `style.plain`, and never enters a
-hover template."""
+"""Charts by plotly, in the colours of a light page (`style.LIGHT_TO_DARK` translates them). Text
+from records passes through `style.plain`, and never enters a hover template."""
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
-from clearhead.records.runs import INPUT, Records, ordered_maps
+from clearhead.records.runs import INPUT, Records
 from clearhead.report import style
 from clearhead.report.page import Panel
 from clearhead.report.pivots import SHARE, Quantity, models
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects as go
 
 Looks = dict[str, style.Look]
-Point = tuple[Any, float, float | None]  # x, y and its spread
-Curves = dict[tuple[str, str], list[Point]]  # by arm and variant
 Metrics = Mapping[str, tuple[str, Mapping[str, Any]]]  # by variant, a metric and its dimensions
 Variants = Mapping[str, Mapping[Any, Quantity]]  # by name and place on the x axis
 TICKS = 12  # layers or heads that an axis names
@@ -33,7 +31,7 @@ _MUTED = {"color": style.MUTED[0]}
 
 def chart(
     title: str,
-    curves: Curves,
+    curves: "pandas.DataFrame",
     looks: Looks,
     x: str,
     y: str,
@@ -43,37 +41,33 @@ def chart(
     note: str = "",
     bands: bool = False,
 ) -> Panel | None:
-    """Lines of arms by colour, of variants by dash, on axes named `x` and `y`; None without a
-    point. With `bands` a spread is a band, not bars, and points have no markers. The x axis
-    (`across`) is by number, "log", "layers", or of names in their order; the y axis (`up`) is by
-    number, "auto" (logarithmic where it spans a factor of four), from "zero", or a "share"."""
-    curves = {place: points for place, points in curves.items() if points}
-    if not curves:
+    """The points of `lines`, arms by colour, variants by dash; the spread as bars, or as `bands`
+    around lines without markers. The x axis is by number, "log", "layers", or has names `across`;
+    `up` is a y axis by number, "auto" (log from a factor of four on), from "zero", or a "share"."""
+    if curves.empty:
         return None
     figure = new(x, y)
-    dashes = dict(zip(dict.fromkeys(name for _, name in curves), cycle(DASHES), strict=False))
-    for (arm, name), points in curves.items():
+    dashes = dict(zip(curves["variant"].unique(), cycle(DASHES), strict=False))
+    for (arm, name), points in curves.groupby(["arm", "variant"], sort=False):
         look, dash = looks[arm], dashes[name]
         label = style.plain(f"{arm} · {name}" if name else arm)
-        places, values, spread = ([*column] for column in zip(*points, strict=True))
+        places, values, spread = (points[column].tolist() for column in ("x", "y", "spread"))
         line: dict[str, Any] = {"x": places, "y": values, "name": label, "mode": "lines"}
         if not bands:
             symbol = look.symbol if dash == "solid" else f"{look.symbol}-open"
             line["mode"] = "lines+markers"
             line["marker"] = {"color": look.colour, "size": 8, "symbol": symbol}
         if any(spread) and bands:  # beneath the line
-            edge = [*zip(values, spread, strict=True)]
-            around = [a + b for a, b in edge] + [a - b for a, b in reversed(edge)]
-            band = {"x": places + places[::-1], "y": around, "mode": "lines", "hoverinfo": "skip"}
+            high, low = points["y"] + points["spread"], points["y"] - points["spread"]
+            band = {"x": places + places[::-1], "y": [*high, *low[::-1]], "hoverinfo": "skip"}
             fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.16}
-            figure.add_scatter(**band, **fill, line={"width": 0})
+            figure.add_scatter(**band, **fill, mode="lines", line={"width": 0})
         elif any(spread):
             bars = {"color": look.colour, "thickness": 1.2, "width": 4}
             line["error_y"] = {"array": spread, **bars}
         width = {"color": look.colour, "width": 2, "dash": dash}
         figure.add_scatter(**line, line=width, hovertemplate="%{x}: %{y:.5g}")
-    xs = {x for points in curves.values() for x, *_ in points}
-    shown = [value for points in curves.values() for _, value, _ in points]
+    xs, lowest, highest = {*curves["x"]}, curves["y"].min(), curves["y"].max()
     if across == "log":
         ticks = sorted(xs)
         named = {"tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
@@ -87,10 +81,10 @@ def chart(
     if up == "share":
         figure.update_yaxes(range=[0, 1])
         figure.update_traces(cliponaxis=False)
-    elif up == "auto" and min(shown) > 0 and max(shown) >= 4 * min(shown):
+    elif up == "auto" and highest >= 4 * lowest > 0:
         axis = {"type": "log", "title": {"text": f"{y} (log scale)"}, "dtick": "D2"}
         figure.update_yaxes(**axis, tickformat=",~g")
-    elif up == "zero" and min(shown) >= 0:
+    elif up == "zero" and lowest >= 0:
         figure.update_yaxes(rangemode="tozero")
     ways = "; ".join(f"{DASHES[dash]}: {name}" for name, dash in dashes.items())
     remarks = {
@@ -131,22 +125,18 @@ def some_of(places: Sequence[int]) -> list[int]:
     return [place for place in places if every == 1 or place % every == 0]
 
 
-def lines(records: Records, variants: Variants) -> Curves:
-    """A line of each model and variant: the mean over seeds at each place and its deviation,
-    without places where a number is not finite."""
+def lines(records: Records, variants: Variants) -> "pandas.DataFrame":
+    """Mean `y` and `spread` over seeds by `arm`, `variant` and place `x`, where all are finite."""
+    import pandas
+
     several = len(records.labels()) > 1
-    curves: Curves = {}
-    for model in models(records):
-        runs = model.records.of(model.arm)
-        for name, numbers in variants.items():
-            words = " · ".join(filter(None, (model.group * several, name)))
-            curves[model.arm, words] = [
-                (place, over.mean, over.deviation or 0.0)
-                for place, number in numbers.items()
-                if (over := number.summary(model))
-                and not any(one.not_finite for run in runs for one in number.measures(run))
-            ]
-    return curves
+    points = []
+    for model, (name, numbers) in product(models(records), variants.items()):
+        variant = " · ".join(filter(None, (model.group * several, name)))
+        for place, number in numbers.items():
+            if (over := number.summary(model)) and not number.is_lost(model):
+                points.append((model.arm, variant, place, over.mean, over.deviation or 0.0))
+    return pandas.DataFrame(points, columns=["arm", "variant", "x", "y", "spread"])
 
 
 def loss(records: Records, looks: Looks) -> Panel | None:
@@ -154,12 +144,10 @@ def loss(records: Records, looks: Looks) -> Panel | None:
     without the steep start of a long curve, its first 5 %, which would flatten the rest."""
     import pandas
 
-    read = [
-        {"arm": run.arm, "seed": run.seed, **step} for run in records.runs for step in run.steps
-    ]
+    rows = ({"arm": run.arm, "seed": run.seed, **one} for run in records.runs for one in run.steps)
     columns = ["arm", "seed", "step", "loss", "tokens"]
-    steps = pandas.DataFrame(read, columns=columns).dropna()
-    if not len(steps):
+    steps = pandas.DataFrame(rows, columns=columns).dropna()
+    if steps.empty:
         return None
     unit, words = (1e6, "millions") if steps["tokens"].max() >= 1e6 else (1e3, "thousands")
     width = math.ceil(steps["step"].max() / POINTS)
@@ -168,17 +156,12 @@ def loss(records: Records, looks: Looks) -> Panel | None:
     steps = steps[steps["block"] >= start]
     x = steps.groupby(["arm", "block"])["tokens"].mean() / unit
     y = steps.groupby(["arm", "block", "seed"])["loss"].mean().groupby(["arm", "block"])
-    over = pandas.DataFrame({"x": x, "mean": y.mean(), "std": y.std().fillna(0.0)})
-    curves: Curves = {
-        (arm, ""): [*over.loc[arm].itertuples(index=False, name=None)]
-        for arm in records.arms()
-        if arm in over.index
-    }
-    notes = [f"Each point is the mean over {width} steps."] * (width > 1)
-    notes += ["The first 5 % are left out."] * (start > 0)
+    curves = pandas.DataFrame({"x": x, "y": y.mean(), "spread": y.std().fillna(0.0), "variant": ""})
+    curves = curves.reindex(records.arms(), level="arm").reset_index()
+    smoothed = f"Each point is the mean over {width} steps. The first 5 % are left out."
     title = ", ".join(filter(None, ("Training loss by tokens read", *records.labels())))
     axes = f"tokens read ({words})", "loss (nats per token)"
-    return chart(title, curves, looks, *axes, bands=True, note=" ".join(notes))
+    return chart(title, curves, looks, *axes, bands=True, note=smoothed * (width > 1))
 
 
 def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
@@ -192,10 +175,9 @@ def perplexity_by_length(records: Records, looks: Looks) -> Panel | None:
 def by_length(
     records: Records, looks: Looks, variants: Variants, title: str, axis: str, note: str = ""
 ) -> Panel | None:
-    """A line for each model and variant by length of the text, with a dotted line at the training
-    length; None of one length: a point is no line."""
+    """A line for each model and variant by length of the text; None of a single length."""
     curves = lines(records, variants)
-    if len({length for points in curves.values() for length, *_ in points}) < 2:
+    if curves["x"].nunique() < 2:
         return None
     x = "length of the text (tokens, log scale)"
     up = "share" if any(word in axis for word in SHARES) else "auto"
@@ -225,36 +207,37 @@ def by_layer(
 def first_token_share(records: Records) -> list[Panel]:
     """A heat-map of each arm and map: shares in per cent by layer and head of the first seed (heads
     of several do not correspond), with numbers where there is room, else with the colour scale."""
-    maps: dict[str, dict[tuple[int, int], float]] = {}
-    for run in (records.of(arm)[0] for arm in records.arms()):
-        for name in ordered_maps({one.dimensions.get("map", "") for one in run.select(SHARE)}):
-            title = run.arm if name == "softmax" else f"{run.arm} · {name}"
-            maps[title] = {
-                (one.dimensions["layer"], one.dimensions["head"]): 100 * one.value
-                for one in run.select(SHARE, map=name)
-                if {"layer", "head"} <= one.dimensions.keys() and one.value is not None
-            }
-    largest = max([10.0, *(share for cells in maps.values() for share in cells.values())])
-    stops = [light for light, _ in style.SEQUENTIAL]
-    scale = [[place / (len(stops) - 1), stop] for place, stop in enumerate(stops)]
+    import pandas
+
+    rows = [
+        {"arm": arm, "map": name, **one.dimensions, "share": 100 * one.value}
+        for arm in records.arms()
+        for name in records.dimension(SHARE, "map", arm)
+        for one in records.of(arm)[0].select(SHARE, map=name)
+        if one.value is not None
+    ]
+    columns = ["arm", "map", "layer", "head", "share"]
+    shares = pandas.DataFrame(rows, columns=columns).dropna()
+    largest = max(10.0, shares["share"].max())
+    last = len(style.SEQUENTIAL) - 1
+    scale = [[place / last, light] for place, (light, _) in enumerate(style.SEQUENTIAL)]
     panels = []
-    for title, cells in maps.items():
-        rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
-        if not cells:
-            continue
-        few = len(columns) <= 8 and len(rows) <= TICKS
-        figure = new("head", "layer")
-        shares = [[cells.get((row, column)) for column in columns] for row in rows]
+    for (arm, name), cells in shares.groupby(["arm", "map"], sort=False):
+        grid = cells.pivot_table("share", "layer", "head", aggfunc="last")
+        layers, heads = (axis.astype(int).tolist() for axis in grid.axes)
+        few = len(heads) <= 8 and len(layers) <= TICKS
         colours = {"colorscale": scale, "showscale": not few, "zmin": 0, "zmax": largest}
         gap = 2 if few else 1
+        figure = new("head", "layer")
         figure.add_heatmap(
-            **{"x": columns, "y": rows, "z": shares, "xgap": gap, "ygap": gap},
+            **{"x": heads, "y": layers, "z": grid.values.tolist(), "xgap": gap, "ygap": gap},
             **colours,
             colorbar={"ticksuffix": " %", "thickness": 8, "outlinewidth": 0},
             texttemplate="%{z:.0f}" if few else "",
             hovertemplate="layer %{y}, head %{x}: %{z:.2f} %<extra></extra>",
         )
-        figure.update_xaxes(showgrid=False, tickvals=some_of(columns))
-        figure.update_yaxes(showgrid=False, tickvals=some_of(rows), autorange="reversed")
+        figure.update_xaxes(showgrid=False, tickvals=some_of(heads))
+        figure.update_yaxes(showgrid=False, tickvals=some_of(layers), autorange="reversed")
+        title = arm if name == "softmax" else f"{arm} · {name}"
         panels.append(Panel(title=title, figure=figure, shape="cells"))
     return panels

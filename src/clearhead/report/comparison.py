@@ -1,5 +1,4 @@
-"""The page of records, and the sections of a comparison: cost and perplexity first, models'
-internals folded below."""
+"""The page of records, and the sections of a comparison."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,20 +26,17 @@ APART = (
     "documents are as long."
 )
 LEAD = (
-    ("Validation perplexity", Quantity("", metric="trained perplexity")),
-    (
-        "Training speed in tokens/s",
-        Quantity("", metric="tokens_per_second", write=style.count, one_device=True),
+    Quantity("Validation perplexity", metric="trained perplexity"),
+    Quantity(
+        "Training speed in tokens/s", metric="tokens_per_second", write=style.count, one_device=True
     ),
 )
 
 
 def page_of(records: Records, title: str = "") -> Page:
-    """The page of records, with the sections of each study that they are of; without a title it has
-    the models' names. Refuses records of a quantisation without full precision."""
-    page = Page(
-        title=title or narrative.title_of(records), kicker="clearhead report", records=records
-    )
+    """The page of records of any study; without a title it has the models' names."""
+    title = title or narrative.title_of(records)
+    page = Page(title=title, kicker="clearhead report", records=records)
     studies = {
         COMPARISON: (sections, verdict),
         DIAGNOSIS: (diagnosis.sections, diagnosis.verdict),
@@ -50,8 +46,8 @@ def page_of(records: Records, title: str = "") -> Page:
     parts = {study: Records(runs=tuple(runs)) for study, runs in by_study.items() if runs}
     for study, part in parts.items():
         prefix = f"{study}-" * (len(parts) > 1)
-        made = studies[study][0](part, page.looks)
-        page.add(replace(one, name=f"{prefix}{one.name}") for one in made)
+        named = studies[study][0](part, page.looks)
+        page.add(replace(one, name=f"{prefix}{one.name}") for one in named)
         page.next += diagnosis.commands(part)
     for study, part in parts.items():
         page.verdict += studies[study][1](part, page.threshold)
@@ -76,19 +72,17 @@ def sections(records: Records, looks: charts.Looks) -> Iterator[Section]:
     if quantization.schemes(records):
         bits = [quantization.results(records)]
         yield Section("bits", "What few bits cost", bits, quantization.COSTS)
-    queries, chance = "Queries that look most at the first token", narrative.chance(records)
-    share = Quantity("", metric="sink", write=style.percent)
-    sink = narrative.answer(records, queries, share, more=chance)
+    sink = narrative.answer(records, diagnosis.SINK_SHARE, more=narrative.chance(records))
     inside = [by_arm(records, "inside the models", internals(records))]
     yield Section("internals", "Inside the models", inside, "", sink, folded=True)
 
 
 def verdict(records: Records, threshold: float) -> list[str]:
     """Perplexity and speed of trained models, else the numbers of the first tasks."""
-    lead = (narrative.answer(records, *one, threshold=threshold) for one in LEAD)
-    said = [*filter(None, lead)] if _were_trained(records) else []
-    said = said or evaluation.verdict(records, threshold)
-    return said or [f"The tables show what was measured of {narrative.title_of(records)}."]
+    lead = [narrative.answer(records, one, threshold=threshold) for one in LEAD]
+    sentences = [*filter(None, lead)] if _were_trained(records) else []
+    sentences = sentences or evaluation.verdict(records, threshold)
+    return sentences or [f"The tables show what was measured of {narrative.title_of(records)}."]
 
 
 def _were_trained(records: Records) -> bool:

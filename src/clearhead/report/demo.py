@@ -77,7 +77,8 @@ def _charts(text: Records, sinks: Records, bits: Records, looks: Looks) -> Itera
     def answered(
         panel: Panel | None, title: str, records: Records, **numbers: Quantity
     ) -> Panel | None:
-        notes = (narrative.answer(records, what, one) for what, one in numbers.items())
+        titled = (replace(one, title=what) for what, one in numbers.items())
+        notes = (narrative.answer(records, one) for one in titled)
         return panel and replace(panel, title=title, note=" ".join(filter(None, notes)))
 
     lengths, blocks = only(text, "alibi", "coca"), only(text, "sas-p")
@@ -92,11 +93,8 @@ def _charts(text: Records, sinks: Records, bits: Records, looks: Looks) -> Itera
         ("The cost of few bits", bits, "bits", COSTS),
         ("Attention noise", only(sinks, "differential", "differential-v2"), "", {"": COPIED}),
     ):
-        # By name; one without a name by model.
-        lines = {
-            (arm, name): [(place or arm, mean, deviation) for place, mean, deviation in points]
-            for (arm, name), points in charts.lines(records, {"": quantities}).items()
-        }
+        lines = charts.lines(records, {"": quantities})
+        lines["x"] = lines["x"].where(lines["x"] != "", lines["arm"])  # without a name by model
         across = [*quantities] if axis else records.arms()
         y, up = ("rise of perplexity (%)", "") if axis else ("% of attention", "zero")
         last = [*quantities.values()][-1]

@@ -72,6 +72,9 @@ THREE = (
         at=LAST_LAYER,
     ),
 )
+SINK_SHARE = Quantity(
+    "Queries that look most at the first token", metric="sink", write=style.percent
+)
 
 
 def sections(records: Records, looks: Looks) -> Iterator[Section]:
@@ -115,32 +118,28 @@ def _by_layer(records: Records, looks: Looks) -> Iterator[Panel | None]:
 
 def verdict(records: Records, threshold: float) -> list[str]:
     """The three numbers, of several models the first; and whether any is a defect."""
-    alone = (
-        "{} of queries look most at the first token",
-        "Largest hidden number: {} × the median",
-        "Mean cosine of tokens after the last layer: {}",
-    )
-    what, sink = "Queries that look most at the first token", replace(THREE[0], metric="sink")
-    numbers = (replace(sink, by_map=False), THREE[1], replace(THREE[2], write="{:.2f}".format))
-    ends = (narrative.chance(records), "", "")
-    said = [
-        narrative.answer(records, what, number, threshold=threshold, alone=words, more=more)
-        for words, number, more in zip(alone, numbers, ends, strict=True)
+    alone = {
+        "{} of queries look most at the first token": SINK_SHARE,
+        "Largest hidden number: {} × the median": THREE[1],
+        "Mean cosine of tokens after the last layer: {}": replace(THREE[2], write="{:.2f}".format),
+    }
+    ends = {SINK_SHARE: narrative.chance(records)}
+    sentences = [
+        narrative.answer(records, one, threshold=threshold, alone=words, more=ends.get(one, ""))
+        for words, one in [*alone.items()][: 3 if len(records.arms()) == 1 else 1]
     ]
-    said = [one for one in said[: 3 if len(records.arms()) == 1 else 1] if one]
-    if not said:
+    sentences = [*filter(None, sentences)]
+    if not sentences:
         return [f"No sink, outlier or similarity was measured of {narrative.title_of(records)}."]
     lost = [run.arm for run in records.runs if any(map(run.value, LOST))]
     sound = [run.arm for run in records.runs if run.arm not in lost and not _symptoms(run)]
-    for arms, place, words in (
-        (lost, 0, "Not finite: hidden states or logits"),
-        (sound, len(said) + 1, "No sink, no massive activations"),
-    ):
-        if arms:
-            every = len(arms) == len(records.runs)
-            where = "" if every else f" in {narrative.enumerate_words(arms)}"
-            said.insert(place, f"{words}{where}.")
-    return [" ".join(said)]
+
+    def of(arms: list[str]) -> str:
+        return "" if len(arms) == len(records.runs) else f" in {narrative.enumerate_words(arms)}"
+
+    before = [f"Not finite: hidden states or logits{of(lost)}."] if lost else []
+    after = [f"No sink, no massive activations{of(sound)}."] if sound else []
+    return [" ".join([*before, *sentences, *after])]
 
 
 def _symptoms(run: Run) -> set[str]:
@@ -166,10 +165,10 @@ def _findings(records: Records) -> Facts | None:
         texts = []
         for line in run.payload("advice"):
             both = (line["finding"], line["advice"])
-            said = " ".join(f"{one[:1].upper()}{one[1:]}." for one in both)
+            words = " ".join(f"{one[:1].upper()}{one[1:]}." for one in both)
             side = "at most" if line["value"] <= line["threshold"] else "at least"
             support = f"{line['metric']} {style.number(line['value'])}: {side}"
-            texts.append(f"{said} [{support} {line['threshold']:g}]")
+            texts.append(f"{words} [{support} {line['threshold']:g}]")
         texts += [f"Not measured: {line['part']}: {line['reason']}" for line in run.payload("note")]
         if texts:
             facts[run.id] = texts

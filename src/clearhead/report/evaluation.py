@@ -1,5 +1,4 @@
-"""Evaluations on a page: a section a task, with tables and curves by length; means are over seeds,
-and over depths where several models stand side by side."""
+"""Evaluations on a page: a section a task, with tables and curves by length."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,8 +39,8 @@ def tasks(records: Records) -> dict[str, list[str]]:
 
 
 def numbers(records: Records, task: str, metric: str, *apart: str) -> list[Quantity]:
-    """The numbers of a task's metric: the group is the setting (with the dimensions `apart`) and,
-    if there are several, the text; the title is the length, the note the accuracy of a guess."""
+    """The numbers of a task's metric by setting and length, its title; the note is the accuracy of
+    a guess. Depths, and texts unless there are several, are pooled if they are not `apart`."""
     several = len(records.dimension(metric, "longest", task=task)) > 1
     apart = (*apart, *["longest"] * several)
     names = [one for one in DIMENSIONS if one in apart or one not in ("depth", "longest")]
@@ -117,16 +116,15 @@ def verdict(records: Records, threshold: float = LEVEL) -> list[str]:
     """The first two tasks in a sentence each: the means at the longest length, without scaling."""
     sentences = []
     for task, (metric, *_) in tasks(records).items():
-        at: dict[str, Any] = {"task": task}
-        longest = max(records.dimension(metric, "length", **at), default=None)
-        at |= {} if longest is None else {"length": longest}
+        longest = max(records.dimension(metric, "length", task=task), default=None)
+        at: dict[str, Any] = {"task": task, "length": longest}
         at["scaling"] = PLAIN if records.dimension(metric, "scaling", **at) else None
         words = metric.replace("_", " ") + ("" if task == metric else f" of {task}")
         words += f" at {longest:,} tokens" if longest else ""
         words += _of_text(records, task)
-        number = Quantity("", metric=metric, at=at, pooled=True)
-        what = f"{words[:1].upper()}{words[1:]}"
-        sentences.append(narrative.answer(records, what, number, threshold=threshold))
+        title = f"{words[:1].upper()}{words[1:]}"
+        number = Quantity(title, metric=metric, at=at, pooled=True)
+        sentences.append(narrative.answer(records, number, threshold=threshold))
     return [one for one in sentences if one][:2]
 
 
@@ -147,8 +145,7 @@ def scaling_name(dimensions: Mapping[str, Any]) -> str:
 
 
 def _chart(records: Records, looks: Looks, task: str, metric: str) -> Panel | None:
-    """A line a model and scaling of a task's first metric, over depths and settings, of one text;
-    of many models only what was measured without scaling."""
+    """A line a model and scaling, over depths and settings of one text; of many models unscaled."""
     texts = records.dimension(metric, "longest", task=task)
     of_text = {"longest": texts[-1]} if len(texts) > 1 else {}
     few = len(records.arms()) <= FEW

@@ -41,26 +41,16 @@ def text_in_words(records: Records) -> str:
 
 
 def answer(
-    records: Records,
-    what: str,
-    quantity: Quantity,
-    *,
-    threshold: float = LEVEL,
-    alone: str = "",
-    more: str = "",
+    records: Records, quantity: Quantity, threshold: float = LEVEL, alone: str = "", more: str = ""
 ) -> str:
-    """`WHAT: transformer 14.0 ± 0.2; differential 13.1 ± 0.1, lower by 0.9.`; "" without a number.
-    By label where there are several; of one model `alone`, such as "{} of all queries"; `more` is
-    the end. `threshold` is the largest p of a difference that holds among all shown."""
+    """`TITLE: transformer 14.0 ± 0.2; differential 13.1 ± 0.1, lower by 0.9.`; "" without a number.
+    One model is `alone` in a sentence of its own, such as "{} of all queries"; `more` ends it."""
     parts = []
     for label, group in groupby(models(records), lambda model: model.group):
         means = {model: over.mean for model in group if (over := quantity.summary(model))}
         ends = [pick(means, key=means.__getitem__) for pick in (min, max) if means]
-        named = [
-            model
-            for model in means
-            if len(means) <= MANY or model in ends or model.arm == model.reference
-        ]
+        few = len(means) <= MANY
+        named = [one for one in means if few or one in ends or one.arm == one.reference]
         sentences = []
         for model in named:
             for entry in quantity.entries(model):
@@ -71,13 +61,13 @@ def answer(
         sentences += [f"{len(means) - len(named)} more between them"] * (len(means) > len(named))
         where = f"{label[:1].upper()}{label[1:]}: " if len(records.labels()) > 1 else ""
         parts += [where + "; ".join(sentences)] if sentences else []
-    return f"{what}: {'. '.join(parts)}{more}." if parts else ""
+    return f"{quantity.title}: {'. '.join(parts)}{more}." if parts else ""
 
 
 def chance(records: Records) -> str:
     """`; chance 1.3 %`: the argmax share of attention without any preference, where it is known."""
-    values = [run.value("chance_floor") for run in records.runs]
-    known = [value for value in values if value is not None]
+    floors = (run.value("chance_floor") for run in records.runs)
+    known = [floor for floor in floors if floor is not None]
     return f"; chance {style.percent(sum(known) / len(known))}" if known else ""
 
 

@@ -1,5 +1,4 @@
-"""A self-contained HTML page, which makes no network request and runs no code from data; and its
-first table and verdict for the terminal."""
+"""A self-contained HTML page, which makes no network request and runs no code from data."""
 
 import base64
 import hashlib
@@ -59,8 +58,8 @@ Block = Pivot | Panel | Fold | Facts
 
 @dataclass
 class Section:
-    """A title, blocks that show the answer (None is left out), a reading aid, and the answer; title
-    and answer of one that is `folded` are in sight until a reader opens it."""
+    """A title, blocks (None is left out), a reading aid, and the answer; of a `folded` one a reader
+    sees title and answer, and opens the rest."""
 
     name: str
     title: str
@@ -138,8 +137,7 @@ def render(page: Page) -> str:
     for panel in (block for block in page.blocks() if isinstance(block, Panel)):
         panel.id = f"figure-{len(figures) + 1}"
         figures[panel.id] = json.loads(panel.figure.to_json())
-    folder = resources.files("clearhead.report")
-    css, script = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    script = resources.files("clearhead.report").joinpath("page.js").read_text("utf-8")
     plotly = [get_plotlyjs()] if figures else []  # 5 MB
     # As a browser reads them before it takes their hash.
     scripts = [text.replace("\r\n", "\n") for text in (*plotly, script + page.script)]
@@ -158,15 +156,14 @@ def render(page: Page) -> str:
     return environment.get_template("page.html").render(
         page=page,
         policy=_POLICY.format(scripts=hashes),
-        css=Markup(css),
         data={"figures": figures, "dark": style.LIGHT_TO_DARK, **page.data},
         scripts=list(map(Markup, scripts)),
     )
 
 
 def to_console(page: Page, width: int = 100) -> Iterator[Any]:
-    """Yield for rich the largest table of the page's first section in sight that has one, as many
-    columns as fit `width` characters, then the verdict, the next command and the warnings."""
+    """For rich: the largest table of the first section in sight that has one, as many columns as
+    fit `width` characters, then the verdict, the next command and the warnings."""
     from rich.text import Text
 
     opened = (section.blocks for section in page.sections if not section.folded)

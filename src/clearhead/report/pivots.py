@@ -1,7 +1,4 @@
-"""Tables of the records' numbers: by model, over seeds, with mean, interval and verdict.
-
-A `Quantity` is a number's address in the records under a heading; at a `Model` it is a cell.
-"""
+"""Tables of numbers by model, over seeds: a cell is a `Quantity` of the records at a `Model`."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +30,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a cell, such as that of a map of differential attention (`name`), with its
+    """One number of a cell, of the attention map `name` if it has several, with its `detail` as
     tooltip; `note`, shown in place of a verdict, is the reason why there is none."""
 
     text: str
@@ -59,20 +56,25 @@ class Pivot:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Model(Heading):
-    """The runs of one arm under one label, among all `records` of that label; it is compared with
-    the arm `reference`, which may be its own."""
+    """The runs of one arm among the `records` of its label, compared with the arm `reference`;
+    seeds of models that are `given` are no sample."""
 
     records: Records
     reference: str
+    given: bool
 
 
 def models(records: Records) -> Iterator[Model]:
-    """The arms of each label, with a note on all of an arm's numbers, such as that with one seed no
-    difference is decided."""
+    """The arms of each label, with notes on all of an arm's numbers."""
     labels = records.labels()
     for label in labels:
         labelled = records.labelled(label)
         reference, *others = arms = labelled.arms()
+        given = labelled.given or not any(
+            # A model is diagnosed or quantised once, however it was trained.
+            run.study == COMPARISON or len(labelled.of(run.arm)) > 1
+            for run in labelled.runs
+        )
         for arm in arms:
             runs = labelled.of(arm)
             lost = sum(run.diverged for run in runs)
@@ -80,7 +82,7 @@ def models(records: Records) -> Iterator[Model]:
             one_seed = "1 seed" if arm == reference else str(statistics.Verdict.ONE_SEED)
             notes = {
                 "reference": arm == reference and bool(others),
-                one_seed if n == 1 else f"{n} seeds": not without_seeds(labelled),
+                one_seed if n == 1 else f"{n} seeds": not given,
                 f"{lost} of {len(runs)} runs diverged": lost,
                 "rate at the edge": any(run.at_edge for run in runs),
                 # A perplexity above the square root of the vocabulary.
@@ -90,21 +92,12 @@ def models(records: Records) -> Iterator[Model]:
                 ),
             }
             note = ", ".join(words for words, holds in notes.items() if holds)
-            names = {"title": arm, "group": label or THIS * (len(labels) > 1), "arm": arm}
-            yield Model(**names, note=note, records=labelled, reference=reference)
+            group = label or THIS * (len(labels) > 1)
+            yield Model(arm, group, note, arm, records=labelled, reference=reference, given=given)
 
 
-def without_seeds(records: Records) -> bool:
-    """True for models whose seeds are not a sample: given models, and those that were diagnosed or
-    quantised once each, however they were trained."""
-    compared = any(run.study == COMPARISON or len(records.of(run.arm)) > 1 for run in records.runs)
-    return records.given or not compared
-
-
-DERIVED = (
-    *("parameters", "non_embedding_parameters", "trained perplexity"),
-    *("outlier", "outlier_channels", "sink"),
-)
+SIZES = ("parameters", "non_embedding_parameters")
+DERIVED = (*SIZES, "trained perplexity", "outlier", "outlier_channels", "sink")
 
 
 def derived(run: Run, metric: str) -> float | None:
@@ -118,17 +111,16 @@ def derived(run: Run, metric: str) -> float | None:
         top, median = run.value("hidden_top_1"), run.value("hidden_median")
         return top / median if top is not None and median else None
     if metric == "outlier_channels":
-        none = None if run.measure("hidden_top_1") is None else 0.0
-        return next((float(line["of"]) for line in run.payload("channel")), none)
+        without = None if run.measure("hidden_top_1") is None else 0.0
+        return next((float(line["of"]) for line in run.payload("channel")), without)
     return run.header.get(metric)
 
 
 @dataclass(frozen=True)
 class Quantity(Heading):
-    """A number of every run under its heading, shown as value × scale: one of `DERIVED`, or a
-    measure at exactly these dimensions (a "layer" may be "first" or "last"), or with `pooled` the
-    mean over all other dimensions. With `by_map` each attention map has one; `judged` says whether
-    a difference to the reference is a result; `one_device` leaves out runs on other devices."""
+    """A number of every run, shown as value × scale: one of `DERIVED`, a measure at exactly these
+    dimensions ("layer" may be "first" or "last"), or if `pooled` the mean over all others; of each
+    map if `by_map`. A difference is shown if `judged`; `one_device` leaves out runs on others."""
 
     metric: str = ""
     at: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -139,9 +131,9 @@ class Quantity(Heading):
     judged: bool = True
     one_device: bool = False
 
-    def measures(self, run: Run, **map: str) -> list[Measure]:
-        """Measures of a run, of one attention `map` if named, missing values included."""
-        at = {**self.at, **map}
+    def measures(self, run: Run, **place: str) -> list[Measure]:
+        """Measures of a run, those without a value too; `place` adds dimensions."""
+        at = {**self.at, **place}
         if self.pooled:
             return run.select(self.metric, **at)
         if self.metric in DERIVED:
@@ -154,10 +146,9 @@ class Quantity(Heading):
         one = run.measure(self.metric, **at)
         return [] if one is None else [one]
 
-    def found(self, records: Records, arm: str, **map: str) -> Found:
-        """The measures of an arm that have a value, by seed; of a pooled number none where one of
-        its parts is not finite."""
-        measures = {run.seed: self.measures(run, **map) for run in records.of(arm)}
+    def found(self, records: Records, arm: str, **place: str) -> Found:
+        """The measures of an arm that have a value, by seed; none of a mean with a lost part."""
+        measures = {run.seed: self.measures(run, **place) for run in records.of(arm)}
         if self.pooled and any(one.not_finite for ones in measures.values() for one in ones):
             return {}
         valued = {n: [one for one in measures[n] if one.value is not None] for n in measures}
@@ -166,6 +157,11 @@ class Quantity(Heading):
     def summary(self, model: Model) -> Summary | None:
         """Over the seeds of a model, as it is shown; None without a number."""
         return summarize(by_seed(self.found(model.records, model.arm), self.shown))
+
+    def is_lost(self, model: Model) -> bool:
+        """True if one of its measures is not finite."""
+        runs = model.records.of(model.arm)
+        return any(one.not_finite for run in runs for one in self.measures(run))
 
     @property
     def shown(self) -> float:
@@ -180,25 +176,24 @@ class Quantity(Heading):
         for name in maps:
             # Maps that plain attention lacks are held against its only one.
             own, plain = ({"map": one} if name else {} for one in (name, "softmax"))
-            shown = "" if name == "softmax" else name
+            heading = "" if name == "softmax" else name
             if mine := self.found(records, model.arm, **own):
                 theirs = Found()
                 if self.judged and model.arm != model.reference:
                     theirs = self.found(records, model.reference, **own)
                     theirs = theirs or self.found(records, model.reference, **plain)
-                cell.append(replace(entry(mine, theirs, self, model), name=shown))
+                cell.append(replace(entry(mine, theirs, self, model), name=heading))
             elif lost := [x for run in records.of(model.arm) for x in self.measures(run, **own)]:
                 text = NOT_FINITE if any(one.not_finite for one in lost) else "none"
                 reason = next((one.reason for one in lost if one.reason), "")
                 note = reason.removeprefix(text).removeprefix(": ")
-                cell.append(Entry(text, shown, note=note))
+                cell.append(Entry(text, heading, note=note))
         return tuple(cell)
 
 
 def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry:
-    """A number over seeds, within a seed the mean of its measures, and its difference to `theirs`,
-    the reference's, which is empty where there is nothing to compare with."""
-    given, scale = without_seeds(model.records), quantity.shown
+    """A number over seeds, and its difference to `theirs`, the reference's, if there are any."""
+    given, scale = model.given, quantity.shown
     n, mean, deviation, interval = cast("Summary", summarize(by_seed(mine, scale)))
     text = style.with_spread(mean, deviation)
     if quantity.write is not None and not deviation:
@@ -227,8 +222,7 @@ def entry(mine: Found, theirs: Found, quantity: Quantity, model: Model) -> Entry
 def difference_of(
     mine: Found, theirs: Found, scale: float = 1.0, **options: Any
 ) -> Difference | None:
-    """The difference of two arms over their seeds, with the error of drawn items; None if an arm
-    has no number. `options` are those of `compare`."""
+    """The difference of two arms over their seeds and drawn items; `options` are of `compare`."""
     compared = frozenset(
         frozenset((seed, one.key, one.value) for seed, ones in side.items() for one in ones)
         for side in (mine, theirs)
@@ -259,9 +253,8 @@ def _item_error(mine: Found, theirs: Found, scale: float, ratio: float) -> tuple
         trials = trials and all(x in (0, 1) for side in sides for items in side for x in items)
         ours, others = ([fmean(one) for one in zip(*side, strict=True)] for side in sides)
         strata.append(component([a - ratio * b for a, b in zip(ours, others, strict=True)]))
-    error = Component(
-        sum(one.variance for one in strata) / len(strata) ** 2, sum(one.degrees for one in strata)
-    )
+    variances, degrees = zip(*strata, strict=True)
+    error = Component(sum(variances) / len(strata) ** 2, sum(degrees))
     if trials and not error.variance:
         error = statistics.alike_trials(int(error.degrees) + len(strata))
     return (error.scaled(scale),)
@@ -274,8 +267,7 @@ def pivot(
     cell: Callable[[Any, Any], Cell],
     corner: str = "",
 ) -> Pivot | None:
-    """A table of the cell of each row and column; rows and columns without numbers are left out,
-    None where all are."""
+    """A table of cells, without the rows and columns that are empty; None where all are."""
     columns = [*columns]
     cells = {row: [cell(row, column) for column in columns] for row in rows}
     cells = {row: ones for row, ones in cells.items() if any(ones)}

@@ -1,9 +1,7 @@
-"""Mean and spread over seeds, intervals of differences between two arms, and verdicts on them.
+"""Differences between two arms over seeds, by Welch's test (docs/log.md says why not paired).
 
-Arms are compared by Welch's test, not paired by seed (docs/log.md says why). The error of drawn
-items, added by Satterthwaite's rule to that of a few seeds, may narrow an interval: a difference is
-tested by the seeds alone too, and has the wider interval and the larger p-value of the two.
-"""
+The error of drawn items, added by Satterthwaite's rule, may narrow the interval of a few seeds: a
+difference has the wider interval and the larger p-value of the tests with and without it."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -16,8 +14,7 @@ from clearhead.report import style
 
 
 class Summary(NamedTuple):
-    """Mean over n seeds, sample standard deviation (None of one seed) and 95 % t-interval of the
-    mean (None without spread)."""
+    """Mean over n seeds, sample standard deviation, 95 % t-interval (None without spread)."""
 
     n: int
     mean: float
@@ -60,11 +57,9 @@ class Difference:
 
     @property
     def decidable(self) -> float | None:
-        """The smallest effect that seeds of this spread could have decided: half the interval's
-        width; None without bounds."""
-        if self.interval is None or not all(map(math.isfinite, self.interval)):
-            return None
-        return (self.interval[1] - self.interval[0]) / 2
+        """The smallest effect that this spread could have decided, half the interval's width."""
+        low, high = self.interval or (-math.inf, math.inf)
+        return (high - low) / 2 if math.isfinite(high - low) else None
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
@@ -95,11 +90,10 @@ def compare(
 ) -> Difference | None:
     """Compare two arms by one number a seed; None where one of them has none.
 
-    `items` are further errors of the variant less a ratio of the baseline, such as that of the
-    questions drawn; of models that were `given`, not drawn by a seed, the only ones. `relative` is
-    the ratio of the means, less 1 (Fieller, 1954): its interval holds every `against` that Welch's
-    test of the variant against 1 + `against` times the baseline does not reject.
-    """
+    `items` are the errors of drawn questions in the variant less a ratio of the baseline, the only
+    ones of `given` models. A `relative` difference is a ratio less 1, whose interval holds every
+    `against` at which Welch's test of variant and (1 + `against`) baseline is not significant
+    (Fieller, 1954)."""
     if not variant or not baseline or (relative and not math.fsum(baseline)):
         return None
     over, under = (math.fsum(side) / len(side) for side in (variant, baseline))
