@@ -59,7 +59,10 @@ def test_an_output_that_is_there_is_refused_before_any_model_or_text_is_opened(t
         (["convert", "model", "new", "--to"], "--to is given without a value"),
         (["convert", "model", "new", "--rotate", "--to", "sink"], "--rotate is given without a v"),
         (["train", "--from", "m", "--train.only", "--output", "run"], "--train.only is given with"),
-        (["compare", "--train.tokens=9000", "--train.tokens", "8000"], "--train.tokens is given tw"),
+        (
+            ["compare", "--train.tokens=9000", "--train.tokens", "8000"],
+            "--train.tokens is given tw",
+        ),
         (
             ["compare", "--train.document-masks", "--train.no-document_masks"],
             "--train.no-document-masks is given twice",

@@ -143,7 +143,7 @@ def _one_line(box: str) -> str:
 
 def _check_options(words: Sequence[str], command: Any) -> None:
     """Refuse an option given twice, since only its last values would count, and one of several
-    values that stands without any."""
+    values that stands without any where that changes nothing."""
     seen = set[str]()
     for word, following in pairwise([*words, "--"]):
         if not word.startswith("--"):
@@ -154,6 +154,7 @@ def _check_options(words: Sequence[str], command: Any) -> None:
             raise ClearheadError(f"{option} is given twice: give it once")
         seen.add(name)
         *places, last = name.removeprefix("--").replace("-", "_").split(".")
-        value = getattr(reduce(getattr, places, command), last, None)
-        if following.startswith("--") and value in ((), {}):
+        owner = reduce(getattr, places, command)
+        idle = getattr(owner, last, None) in ((), {}) and not getattr(type(owner), last, ())
+        if following.startswith("--") and idle:
             raise ClearheadError(f"{word} is given without a value: give one or leave it out")
