@@ -109,11 +109,8 @@ def test_three_numbers_come_first_and_the_rest_is_folded(two):
     opened = [section.name for section in two.sections if not section.folded]
     assert opened == ["comparison", "first"]
     first = two.sections[0].blocks[0]
-    assert [row.note for row in first.rows] == [
-        "sink",
-        "outliers",
-        "mean cosine; 1 is rank collapse",
-    ]
+    notes = [row.note for row in first.rows]
+    assert notes == ["sink", "outliers", "mean cosine; 1 is rank collapse"]
 
 
 def test_one_model_has_its_three_numbers_in_a_sentence_and_nothing_in_a_terminal_beside():

@@ -32,11 +32,8 @@ def _table(records):
 def lines() -> list[dict]:
     """Two seeds of one arm and one of another: passkey at two depths, and perplexity."""
     lines = []
-    for run, preset, seed, shift in (
-        ("a0", "coca", 0, 0.0),
-        ("a1", "coca", 1, 0.2),
-        ("b", HOSTILE, 0, 0),
-    ):
+    runs = (("a0", "coca", 0, 0.0), ("a1", "coca", 1, 0.2), ("b", HOSTILE, 0, 0))
+    for run, preset, seed, shift in runs:
         lines.append({"kind": "run", "run": run, "preset": preset, "seed": seed, "size": ""})
         for length in (128, 256):
             for depth in (0.0, 1.0):

@@ -56,6 +56,13 @@ def test_records_come_back():
     assert panel.figure.layout.xaxis.categoryarray == ("full", "8", "6", "4")
 
 
+def test_without_full_precision_no_cost_is_known():
+    found = [line for line in lines("one", 10.0) if line["kind"] == "run" or "scheme" in line]
+    page = page_of(parse(found))
+    assert page.verdict == ["No perplexity could be measured in full precision."]
+    assert "perplexity: 20.00" in printed(page)
+
+
 def test_the_console_has_every_number_and_every_reason():
     records = parse(lines("[b]one", 10.0, broken="no interface"))
     text = printed(page_of(records), 160)

@@ -39,8 +39,7 @@ def tasks(records: Records) -> dict[str, list[str]]:
 
 
 def numbers(records: Records, task: str, metric: str, *apart: str) -> list[Quantity]:
-    """The numbers of a task's metric by setting and length, its title; the note is the accuracy of
-    a guess. Depths, and texts unless there are several, are pooled if they are not `apart`."""
+    """The numbers of a task's metric by setting and length, over depths unless they are `apart`."""
     several = len(records.dimension(metric, "longest", task=task)) > 1
     apart = (*apart, *["longest"] * several)
     names = [one for one in DIMENSIONS if one in apart or one not in ("depth", "longest")]

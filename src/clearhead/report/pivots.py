@@ -30,8 +30,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a cell, of the attention map `name` if it has several, with its `detail` as
-    tooltip; `note`, shown in place of a verdict, is the reason why there is none."""
+    """One number of a cell, by `name` if there are several; `note` stands in for a verdict."""
 
     text: str
     name: str = ""
