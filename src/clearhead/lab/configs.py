@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import math
 import re
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from tyro.conf import Positional
 from clearhead import metavars
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import OpensModels, Overrides, Variations
-from clearhead.ranges import Count, Natural, check, check_distinct
+from clearhead.ranges import Count, Natural, Share, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
 from clearhead.settings.data import TASKS, DataConfig, Task
 from clearhead.settings.train import FinetuneConfig, Tracker, TrainConfig
@@ -122,9 +121,9 @@ class CompareConfig(OpensModels):
     held_out: Literal["validation", "training"] = "validation"
     """The text on which losses are measured: the validation split, or a tenth of the training split
     that is then not trained on, for choosing rates on text that no result reports."""
-    measure_every: float = 0
-    """Steps between measurements of outliers, attention and validation loss during training; below
-    1 a fraction of all steps; 0 measures at the end only."""
+    measure_every: Share = 0
+    """Share of all steps between measurements of outliers, attention and validation loss during
+    training; 0 measures at the end only."""
     label: metavars.Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
     track: tuple[Tracker, ...] = ()
@@ -183,8 +182,6 @@ class CompareConfig(OpensModels):
         """Refuse settings that cannot work, and models that are unknown or impossible."""
         check(self)
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
-        for arm in self.arms:
-            milestone_steps(self.measure_every, arm.train)
         if self.models and self.objective == "mlm" and self.measure_every:
             raise ClearheadError("measure_every is not for presets that predict hidden tokens")
 
@@ -205,17 +202,6 @@ class CompareConfig(OpensModels):
     def documents(self) -> str:
         """Documents of a validation window: "apart" if all training keeps them so."""
         return "apart" if all(arm.train.document_masks for arm in self.arms) else "together"
-
-
-def milestone_steps(every: float, settings: TrainConfig) -> int:
-    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all."""
-    logged = settings.log_every
-    if 0 <= every < 1:
-        return math.ceil(every * settings.steps / logged) * logged
-    if not (math.isfinite(every) and every > 0 and every % logged == 0):
-        wanted = f"a fraction of all steps below 1, or a multiple of train.log_every, {logged}"
-        raise ClearheadError(f"measure_every is {every:g}: give {wanted}")
-    return int(every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,8 +233,6 @@ class FinetuneJob(OpensModels):
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: FinetuneConfig = field(default_factory=FinetuneConfig)
     """Settings of the training."""
-    cache: Path | None = None
-    """Folder for downloads; $CLEARHEAD_CACHE, or else ~/.cache/clearhead, where not given."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -33,7 +33,6 @@ from clearhead.records.provenance import provenance
 from clearhead.terminal import say
 from clearhead.train.checkpoint import save_pretrained, whole
 
-WINDOWS = 1  # of 512 tokens: enough to tell a price of 100 % from one of 1 %
 EIGHT_BITS = "w8a8-coarse"
 RECORD = "conversion.json"  # in the folder of the converted model
 # The three numbers of a repair, as lines for people.
@@ -118,7 +117,8 @@ def to_other_mechanisms(
                 nn.init.constant_(sink.logit, config.sink_logit)
         length = min(length, longest_text(made) or length)  # learned keys may have taken positions
         windows = [window[:length] for window in windows]
-        measures, few, after = list[dict[str, Any]](), windows[:WINDOWS], 0.0
+        short = windows[:1]  # enough to tell a price of 100 % from one of 1 %
+        measures, apart = list[dict[str, Any]](), 0.0
 
         def measure(step: str) -> bool:
             """Measure the distance from the first model; True if it is zero."""
@@ -148,8 +148,9 @@ def to_other_mechanisms(
                 if narrow is not None:
                     same = measure(f"rounded to {narrow}")
                 if prefix is not None:
-                    after = prefixes.difference_after(made, first, prefix.ids)
-                numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
+                    apart = prefixes.difference_after(made, first, prefix.ids)
+                pair = {"before": first, "after": made}
+                numbers = {side: three_numbers(one, short) for side, one in pair.items()}
     about = {
         "changes": changes,
         "rotated": config.basis,
@@ -167,9 +168,9 @@ def to_other_mechanisms(
         "calibration": config.calibrate,
         "length": length,
         "windows": len(windows),
-        "prefix": None if prefix is None else {**prefix._asdict(), "relative": after},
+        "prefix": None if prefix is None else {**prefix._asdict(), "relative": apart},
     }
-    lines = _in_words(about, made, few)
+    lines = _in_words(about, made)
     if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
         lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
     return made, about, [*lines, *start.in_words()]
@@ -195,17 +196,13 @@ def _started(
     return start, turned
 
 
-def _in_words(about: dict[str, Any], made: ClearheadForCausalLM, few: list[Tensor]) -> list[str]:
-    """The distances, and the three numbers, which are of a `few` windows, as lines for people."""
+def _in_words(about: dict[str, Any], made: ClearheadForCausalLM) -> list[str]:
+    """The distances, and the three numbers, which are of one window, as lines for people."""
     lines, prefix, text = list[str](), about["prefix"], about["text"]
     if prefix is not None:
         line = f"prefix {prefix['text']!r}, {len(prefix['ids'])} tokens: logits are those of the "
         line += f"first model after it, to {prefix['relative']:.1g} of their size"
-        line += f" as rounded to {dtype_name(made)}" * (made.dtype.itemsize == 2)
-        if (window := made.config.sliding_window) is not None:
-            line += f", within the sliding window of {window} tokens; beyond it every token still "
-            line += "sees the prefix, and the first model's would not"
-        lines.append(line)
+        lines.append(line + f" as rounded to {dtype_name(made)}" * (made.dtype.itemsize == 2))
     for one in about["measures"]:  # after a prefix logits differ by intent
         largest = f", largest difference of a logit {one['largest']:.2g}" * (prefix is None)
         lines.append(
@@ -216,7 +213,7 @@ def _in_words(about: dict[str, Any], made: ClearheadForCausalLM, few: list[Tenso
     for key, (line, form) in _LINES.items():
         pair = (side[key] for side in about["repaired"].values())
         shown = ("not measured" if one is None else form.format(one) for one in pair)
-        lines.append(line.format(*shown) + f" ({sum(map(len, few)):,} tokens of {text})")
+        lines.append(line.format(*shown) + f" ({about['length']:,} tokens of {text})")
     return lines
 
 
@@ -256,17 +253,14 @@ def _planned(
         for index, layer in enumerate(after)
         if layer.normalizer == "sink" != first.config.layer(index).normalizer
     )
-    if config.sink_logit is not None and not added:
-        raise ClearheadError("--sink-logit is for sinks that --to adds: a model keeps its own")
-    if config.calibrate is not None and config.prefix is None:
-        keys = _has_keys(outline)
-        if keys and _has_keys(first):
-            raise ClearheadError("--calibrate would replace the keys and values of this model")
-        if not added and not keys:
-            raise ClearheadError("--calibrate sets sinks that --to adds: a model keeps its own")
-        # Its maps reach attention in another order than their sinks.
-        if any(after[index].maps == "differential" for index in added) and not keys:
-            raise ClearheadError("--calibrate is not for maps='differential'")
+    keys, calibrates = _has_keys(outline), config.calibrate is not None and config.prefix is None
+    if calibrates and keys and _has_keys(first):
+        raise ClearheadError("--calibrate would replace the keys and values of this model")
+    if not added and (config.sink_logit is not None or (calibrates and not keys)):
+        raise ClearheadError("no sink is added whose logit could be set: a model keeps its own")
+    # Its maps reach attention in another order than their sinks.
+    if calibrates and not keys and any(after[index].maps == "differential" for index in added):
+        raise ClearheadError("--calibrate is not for maps='differential'")
     return changes, prefix, added
 
 

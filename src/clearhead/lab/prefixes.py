@@ -3,7 +3,7 @@ stored as keys and values, take over the first token's role, on which heads with
 attend to look, and no hidden state of the text grows large (PrefixQuant, arXiv 2410.05265).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from operator import itemgetter
@@ -27,8 +27,7 @@ from clearhead.terminal import say
 LONGEST = 64  # tokens of a prefix that is given
 SEARCHED = 3  # tokens of one that is searched for
 FREQUENT = 8  # candidates: the text's most frequent tokens, beside the tokenizer's special ones
-# Of text that a candidate is measured on. A prefix may do for most texts and fail for some, and
-# what fails shows within the first tokens: so many short pieces, rather than a few long ones.
+# A prefix may fail on some texts alone, and within the first tokens: hence many short pieces.
 PIECES, PIECE_LENGTH, BATCH_SIZE = 64, 16, 16
 MASSIVE_SHARE = 0.1  # of the usual largest hidden state: a piece with more still has a massive one
 JUDGED = 256  # tokens of two windows on which perplexity is compared
@@ -64,7 +63,7 @@ def sample(
 
 
 class Prefix(NamedTuple):
-    """Tokens before every text, and the measures of a search's candidates."""
+    """Tokens before every text, and the candidates `tried` in a search."""
 
     ids: tuple[int, ...]
     text: str
@@ -82,6 +81,8 @@ def searched_prefix(
     count = min(PIECES, len(pieces))  # spread over the windows
     pieces = [pieces[index * len(pieces) // count] for index in range(count)]
     usual = median(largest_states(model, pieces, ()))
+    judged = [window[:JUDGED] for window in windows[:2]]
+    rank = itemgetter("fails", "largest")
 
     def measured(ids: list[int]) -> dict[str, Any]:
         largest = largest_states(model, pieces, ids)
@@ -89,10 +90,7 @@ def searched_prefix(
         measures = {"largest": max(largest), "fails": fails, "pieces": count, "perplexity": None}
         return {"tokens": ids, "text": tokenizer.decode(ids), **measures}
 
-    rank = itemgetter("fails", "largest")
-
     def judge(one: dict[str, Any]) -> float:
-        judged = [window[:JUDGED] for window in windows[:2]]
         read = perplexity(model, judged, prefix=tuple(one["tokens"]), batch_size=BATCH_SIZE)
         one["perplexity"] = read.perplexity
         return float(one["perplexity"])
@@ -110,9 +108,9 @@ def searched_prefix(
         limit = LOSS * min(without, best["perplexity"])
         # Fewer failures than the best so far, or as many with much smaller states.
         better = (one for one in longer if rank(one) < (best["fails"], GAIN * best["largest"]))
-        if (found := next((one for one in better if judge(one) <= limit), None)) is None:
+        if (first := next((one for one in better if judge(one) <= limit), None)) is None:
             break
-        best = found
+        best = first
         say(f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}")
     if best is plain:
         raise ClearheadError("no token lowers large hidden states without raising perplexity")
@@ -183,20 +181,19 @@ def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
 
 
 class _Rows(Statistic):
-    """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each. The
-    first query, which sees one token, is left out."""
+    """The log-sum-exp of all logits, and the first token's weight, as tiles [2, H, rows] by layer.
+    The first query, which sees one token, is left out."""
 
-    def __init__(self, layers: int) -> None:
-        self.shares, self.totals = ([list[Tensor]() for _ in range(layers)] for _ in range(2))
+    def __init__(self) -> None:
+        self.tiles = defaultdict[int, list[Tensor]](list)
 
     def observe(self, call: AttentionCall) -> None:
         for tile in call.scores():
             score_BHRS = tile.scores.masked_fill(~tile.visible, -torch.inf)
             score_BHRS = score_BHRS[:, :, tile.start == 0 :]
             total_BHR = score_BHRS.logsumexp(-1)
-            share_BHR = (score_BHRS[..., 0] - total_BHR).exp()
-            for rows, found in ((self.shares, share_BHR), (self.totals, total_BHR)):
-                rows[call.layer].append(found.transpose(0, 1).flatten(1).double().cpu())
+            both = torch.stack([total_BHR, (score_BHRS[..., 0] - total_BHR).exp()])
+            self.tiles[call.layer].append(both.transpose(1, 2).flatten(2).double().cpu())
 
 
 def calibrate(
@@ -208,12 +205,12 @@ def calibrate(
     logits = {index: blocks[index].self_attn.normalizer.logit for index in layers}
     for logit in logits.values():
         torch.nn.init.constant_(logit, NOTHING)
-    rows = _Rows(len(blocks))
+    rows = _Rows()
     measure(model, windows, batch_size=1, attention=[rows])
     with torch.no_grad():
         for index, logit in logits.items():
-            share_H = torch.cat(rows.shares[index], 1).mean(1)
-            logit.copy_(_balanced(torch.cat(rows.totals[index], 1), share_H))
+            total_HN, share_HN = torch.cat(rows.tiles[index], 2)
+            logit.copy_(_balanced(total_HN, share_HN.mean(1)))
 
 
 def _balanced(totals_HN: Tensor, shares_H: Tensor) -> Tensor:

@@ -63,8 +63,7 @@ class EvaluateSettings(SweepConfig):
     label: metavars.Name = ""
     """Label of the records on a page that shows several sets."""
     records: Path | None = None
-    """File to which each result is appended as it is done; the same command goes on where it
-    stopped."""
+    """File to which each result is appended; the same command goes on where it stopped."""
     page: Path | None = None
     """File for the page of all models given here."""
 
@@ -141,17 +140,9 @@ class QuantizeConfig(SweepConfig):
     tokens: int = 32_768
     """Validation tokens read under each scheme."""
     records: Path | None = None
-    """File to which each scheme is appended as it is measured; the same command goes on where it
-    stopped, and the page then shows all that it holds."""
+    """File to which each scheme is appended; the same command goes on where it stopped."""
     page: Path | None = None
     """File for the page of perplexity against bits."""
-    title: metavars.Text = ""
-    """The page's title; the models' names unless given."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tokens < self.length:
-            raise ClearheadError(f"tokens is {self.tokens}: give a window, {self.length}, or more")
 
 
 @dataclass(frozen=True, kw_only=True)
