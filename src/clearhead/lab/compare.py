@@ -61,9 +61,8 @@ def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
 
 
 def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
-    """Train and measure every arm with every seed, and return the records of `config.output`, where
-    progress is saved: called again after a stop, it resumes the unfinished run. A run that diverges
-    is recorded as such, and the others continue: in a sweep that is a result."""
+    """Train and measure every arm with every seed, or go on; return the records of the output. A
+    run that diverges is recorded as such, and the others continue: in a sweep that is a result."""
     config.check()
     require_no_run(config.output)
     with hold_folder(config.output):
@@ -106,20 +105,23 @@ class _Arm:
 
     def __init__(self, arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> None:
         self.arm, self.config, self.corpus, self.base = arm, config, corpus, base
-        if base is None:
-            keys = runs.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
-            with torch.device("meta"):
-                self.outline = runs.new_model(keys)
-            require_positions(self.outline, arm.train.sequence_length, runs.SHORTER, arm.preset)
-            return
         try:
-            self.outline = self.model()
+            if base is None:
+                keys = runs.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
+                with torch.device("meta"):
+                    self.outline = runs.new_model(keys)
+                require_positions(self.outline, arm.train.sequence_length, runs.SHORTER)
+            else:
+                self.outline = self.model()
+                if remark := runs.resting_sinks(self.outline, arm.train):
+                    say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
+                self.outline.to("meta")
+                self.outline.tie_weights()
+            model = copy.deepcopy(self.outline)
+            choose_parameters(model, arm.train)
+            build_optimizer(model, arm.train)
         except ClearheadError as error:
             raise ClearheadError(f"{arm.name}: {error}") from error
-        if remark := runs.resting_sinks(self.outline, arm.train):
-            say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
-        self.outline.to("meta")
-        self.outline.tie_weights()
 
     def model(self) -> Any:
         """The model to train, drawn from PyTorch's generator or made from the base."""
@@ -128,8 +130,7 @@ class _Arm:
         return self.base.start(self.arm.preset, self.arm.model).model
 
     def trial(self, seed: int, known: Mapping[str, Line]) -> Trial:
-        """The run with a seed; refuses what would fail only hours later, and other settings than
-        those of the `known` runs, by their headers."""
+        """The run with a seed; refuses other settings than those of the `known` runs' headers."""
         arm, config, base = self.arm, self.config, self.base
         # As it will be computed: the header of a record has no "auto".
         resolved = precision.resolve(arm.train.precision, best_device())
@@ -138,6 +139,8 @@ class _Arm:
         tables = [x for x in self.outline.modules() if isinstance(x, nn.Embedding)]
         tables.append(self.outline.get_output_embeddings())
         embeddings = sum(weight.numel() for weight in {one.weight for one in tables})
+        # Documents of a validation window are apart if all training keeps them so.
+        documents = "apart" if all(x.train.document_masks for x in config.arms) else "together"
         every = math.ceil(config.measure_every * settings.steps / settings.log_every)
         header = {
             "kind": "run",
@@ -158,7 +161,7 @@ class _Arm:
             "lengths": [multiple * arm.train.sequence_length for multiple in config.lengths],
             "evaluation_tokens": config.evaluation_tokens,
             "measure_every": every * settings.log_every,
-            "documents": config.documents,
+            "documents": documents,
             "held_out": config.held_out,
         }
         if base is None:
@@ -167,28 +170,16 @@ class _Arm:
         for run, line in known.items():  # a page pools the seeds of an arm
             if run == header["run"] or all(line.get(x) == header[x] for x in ("arm", "label")):
                 refuse_changes(config.output, _settings(line), _settings(header))
-        model = copy.deepcopy(self.outline)
-        try:
-            choose_parameters(model, settings)
-            build_optimizer(model, settings)
-        except ClearheadError as error:
-            raise ClearheadError(f"{arm.name}: {error}") from error
-        if header["lengths"] or header["measure_every"]:
+        if header["lengths"] or every:  # too short a text is refused now
             windows(self.corpus, length=settings.sequence_length, count=1)
-        called, folder = f"{arm.name}, seed {seed}", folder_of(config, arm, seed)
+        folder = folder_of(config, arm, seed)
         rows = partial(self._rows, folder, header, settings)
-        return Trial(called, folder, "compared", header, rows)
+        return Trial(f"{arm.name}, seed {seed}", folder, "compared", header, rows)
 
     def _rows(
         self, folder: Path, header: Line, settings: TrainConfig, work: Work
     ) -> Iterator[Line]:
-        named = f"{self.arm.name}, seed {settings.seed}"
-        work.begin(f"{named}, {header['parameters']:,} parameters")
-        every, lengths, length = (
-            header["measure_every"],
-            header["lengths"],
-            settings.sequence_length,
-        )
+        every, lengths = header["measure_every"], header["lengths"]
         apart, masked = header["documents"] == "apart", header["objective"] == "mlm"
         callbacks = [Progress(work=work), *make_trackers(self.config.track)]
         if every:
@@ -222,7 +213,7 @@ class _Arm:
             none = {"metric": "perplexity", "value": None, "reason": diverged}
             yield from ({**none, "length": length} for length in lengths)
         elif lengths:
-            tokens = self.config.evaluation_tokens
+            tokens, length = self.config.evaluation_tokens, settings.sequence_length
             read: Any = {"tokens": tokens, "documents_apart": apart}
             if masked:
                 for size in lengths:
@@ -245,8 +236,8 @@ def _settings(header: Line) -> dict[str, Any]:
 def _inside(
     model: Any, texts: Sequence[torch.Tensor], settings: TrainConfig, *, batch_size: int
 ) -> list[Line]:
-    """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
-    step the embedding's columns with this seed, in one pass."""
+    """Attention and hidden states, in the model's own basis and in that of OrthoAdam's steps of the
+    embedding's columns with this seed, in one pass."""
     kind, share = settings.rotation or "hadamard", settings.rotation_share or "parameter"
     rotated = RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed)
     parts: Any = {"attention": [ByTile(weights=[RowMeans()])]}
@@ -255,9 +246,8 @@ def _inside(
 
 
 class Milestones(LinesFile):
-    """Loss (nats a token), outliers of the hidden states and attention to the first token, every
-    few steps and after the last, on the same few validation windows: OUTPUT/milestones.jsonl.
-    Training is not affected: it finds its random state, modes and compiled layers as they were."""
+    """Loss (nats a token), outliers and attention to the first token, every few steps and after the
+    last, on the same few validation windows; training finds its state as it was."""
 
     file = MILESTONES
 

@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.eval.classification import METRICS, predict
 from clearhead.lab.configs import RECORDS, FinetuneJob
 from clearhead.lab.runs import Trial, run_missing
+from clearhead.lab.sweep_configs import short_names
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig, loading
 from clearhead.models.inspection import require_positions
@@ -34,8 +35,7 @@ DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
 
 def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
-    """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
-    A stopped seed resumes from its newest checkpoint, a finished one is not run again."""
+    """Fine-tune and measure with every seed, or go on; return the records of the output."""
     task = _Task(job)
     with hold_folder(job.output):
         trials = [task.trial(seed) for seed in job.seeds]
@@ -77,11 +77,10 @@ class _Task:
         train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
         # As it will be computed: records have no "auto".
         train["precision"] = precision.resolve(job.train.precision, loading.best_device())
-        source = Path(self.path)
-        source = source.parent if source.name == "final" and source.parent.name else source
+        (name,), task = short_names([self.path]), self.task
         decisive = {
-            "arm": f"{source.name} on {self.task.name}",
-            "task": {"name": self.task.name, "classes": self.classes, "metrics": self.task.metrics},
+            "arm": f"{name} on {task.name}",
+            "task": {"name": task.name, "classes": self.classes, "metrics": task.metrics},
             "train": train,
             "data": {
                 split: {"texts": len(texts), "fingerprint": texts.fingerprint}
@@ -90,7 +89,7 @@ class _Task:
             "from": {"parameters": parameters_digest(model)},
         }
         self.cell = digest_of(canonical([*decisive.values()]))[:16]
-        self.header = {"preset": source.name, "size": "", "label": job.label, **decisive}
+        self.header = {"preset": name, "size": "", "label": job.label, **decisive}
         self.header |= {"revisions": revisions} if revisions else {}
 
     def classifier(self) -> Any:
@@ -129,11 +128,9 @@ class _Task:
         return Trial(f"seed {seed}", folder, self.cell, header, partial(self._rows, folder, header))
 
     def _rows(self, folder: Path, header: Line, work: Work) -> Iterator[Line]:
-        """The lines of the training with their epoch, its time, and the task's metrics, each beside
-        that of always answering with the commonest training label. A regression has none: a
-        constant answer correlates with nothing."""
+        """The lines of the training with their epoch, its time, and the task's metrics, for classes
+        beside those of always answering with the commonest training label."""
         job, texts, called = self.job, self.texts, f"seed {header['seed']}"
-        work.begin(called)
         count, kinds = len(texts["train"]), len(self.classes) or "a number"
         say(f"{called}: {count:,} texts, {kinds} classes")
         torch.manual_seed(header["seed"])
@@ -157,7 +154,7 @@ class _Task:
         values, counts = np.unique(texts["train"].labels, return_counts=True)
         for split, _ in self.task.validation:
             labels = texts[split].labels
-            answers = {"": predict(model, batches(texts[split]).epoch())}
+            answers = {"": predict(model, batches(texts[split], seed=None).epoch())}
             if not self.task.regression:
                 answers[", commonest class"] = np.full(len(labels), values[counts.argmax()])
             for name in self.task.metrics:

@@ -51,9 +51,8 @@ Load = Callable[[str, str], Portion]  # loads a model by its source, and its nam
 def measure(
     config: Any, *, work: Work | None = None, lines: list[Line] | None = None
 ) -> list[Line]:
-    """Evaluate, diagnose or quantise the models of an EvaluateConfig, DiagnoseConfig or
-    QuantizeConfig, loaded one after the other; return the records, which its file and `lines` get
-    as they are made."""
+    """Evaluate, diagnose or quantise the models of a SweepConfig, one after the other; return
+    the records, which its file and `lines` get as they are made."""
     if isinstance(config, DiagnoseConfig):
         study, load = DIAGNOSIS, _diagnosis(config)
     elif isinstance(config, QuantizeConfig):

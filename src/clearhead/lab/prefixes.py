@@ -1,6 +1,5 @@
-"""Prefixes, and logits of learned sinks, set from text without training. Tokens before every text,
-stored as keys and values, take over the first token's role, on which heads without anything to
-attend to look, and no hidden state of the text grows large (PrefixQuant, arXiv 2410.05265).
+"""Prefixes, and logits of learned sinks, set from text without training. A prefix, stored as keys
+and values, takes over the first token's attention and large hidden state (arXiv 2410.05265).
 """
 
 from collections import Counter, defaultdict
@@ -73,9 +72,8 @@ class Prefix(NamedTuple):
 def searched_prefix(
     model: ClearheadForCausalLM, tokenizer: Any, windows: Sequence[Tensor]
 ) -> Prefix:
-    """The prefix of at most three tokens after which fewest pieces of text keep a massive state,
-    above a tenth of the usual largest, and then the smallest one; perplexity rises by 1 % at most,
-    and each token has to lower either."""
+    """The prefix after which fewest pieces of text keep a massive state, and then the smallest one;
+    perplexity rises by 1 % at most, and each token has to lower either."""
     length = min(PIECE_LENGTH, *map(len, windows))
     pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
     count = min(PIECES, len(pieces))  # spread over the windows

@@ -100,10 +100,9 @@ class _Running(NamedTuple):
 
 
 def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
-    """Run the unfinished tasks, at most `jobs` at a time, and return those that failed; a training
-    that diverged has not. Jobs start in order, each on the GPU with the fewest others, after the
-    one that makes its model. After SIGINT or SIGTERM every job saves and ends, and `Stopped` is
-    raised; a second Ctrl-C kills them."""
+    """Run the unfinished tasks, at most `jobs` at a time, in order, each on the GPU with the fewest
+    others, after the one that makes its model; return those that failed. After SIGINT or SIGTERM
+    every job saves and ends, and `Stopped` is raised; a second Ctrl-C kills them."""
     waiting = [job for job in tasks if not is_finished(job, logs)]
     threads, devices = max(1, torch.get_num_threads() // jobs), gpus()
     work = work or Work("job")

@@ -68,9 +68,9 @@ def fitted(
     if "vocab_size" in changes and base.vocab_size < ids:
         raise ClearheadError(f"vocab_size is {base.vocab_size}, and the tokenizer has {ids} ids")
     room = max(base.max_position_embeddings, settings.sequence_length)
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
     keys = {"vocab_size": ids, "max_position_embeddings": room}
-    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        keys[token] = getattr(corpus.tokenizer, token)
+    keys |= {token: getattr(corpus.tokenizer, token) for token in tokens}
     return preset(name, size, **{**keys, **changes})
 
 
@@ -290,7 +290,7 @@ def recorded(output: Path) -> TrainJob:
         names = {one.name for one in fields(TrainJob)}
         settings = {key: x for key, x in record["description"]["job"].items() if key in names}
         train = record["config"]
-        train["schedule_tokens"] = train["schedule_tokens"] or train["tokens"]
+        train["schedule_tokens"] = train.get("schedule_tokens") or train["tokens"]
         return replace(restored(TrainJob, settings | {"train": train}), output=output)
     except (AttributeError, KeyError, TypeError):
         own = f"give its own command again, {str(record.get('command'))!r}"
@@ -318,6 +318,7 @@ def run_missing(trials: Sequence[Trial], store: Store, task: str, work: Work) ->
             work.skip()
             say(f"{one.called}: already done")
             continue
+        work.begin(one.called)
         rows = [*one.rows(work)]
         store.add(one.cell, one.header, rows, task=task)
         work.end()
