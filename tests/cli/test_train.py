@@ -57,8 +57,7 @@ def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):
         assert said in refusal(capsys, *resume, *other)
     with hold_folder(cut):
         assert call(*resume) == 2
-    (line,) = capsys.readouterr().err.splitlines()  # without one on the text
-    assert f"{cut} is in use by process" in line
+    assert f"{cut} is in use by process" in capsys.readouterr().err
     assert call(*resume, "--train.save-every", "1", "--train.keep", "9") == 0
     assert weights_of(cut) == weights_of(whole)
     assert len(list((cut / "checkpoints").iterdir())) == 2

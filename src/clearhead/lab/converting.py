@@ -17,7 +17,7 @@ from clearhead.lab.prefixes import LONGEST, Prefix
 from clearhead.lab.runs import load_model, require_own_tokenizer
 from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models import conversion
-from clearhead.models.conversion import TOLERANCE, in_float32, with_equal_logits
+from clearhead.models.conversion import TOLERANCE, in_float32, logit_difference, with_equal_logits
 from clearhead.models.inspection import check_tokens, dtype_name, longest_text, within_memory
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import load_tokenizer, require_room
@@ -64,7 +64,7 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
         ways = {"serving": conversion.for_serving, "llama.cpp": conversion.for_llama_cpp}
         made, lines = ways.get(config.purpose or "", conversion.converted)(model), []
         with in_float32(model), in_float32(made):
-            relative = conversion.logit_difference(model, made)
+            relative = logit_difference(model, made)
         # Their float32 weights have been compared: only rounding is left.
         same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
         about = {**same, "relative": relative}
@@ -127,7 +127,7 @@ def to_other_mechanisms(
 
         with within_memory(f"give a smaller --length than {length}"):
             if prefix is not None:
-                apart = prefixes.difference_after(made, first, prefix.ids)
+                apart = logit_difference(first, made, prefix.ids)
                 if not apart <= TOLERANCE:  # nor where it is no number
                     far = f"with the prefix logits differ by {apart:.2g} of their size"
                     then = "convert --to a mechanism of another function first, then --prefix"
@@ -148,7 +148,7 @@ def to_other_mechanisms(
                 if narrow is not None:
                     same = measure(f"rounded to {narrow}")
                 if prefix is not None:
-                    apart = prefixes.difference_after(made, first, prefix.ids)
+                    apart = logit_difference(first, made, prefix.ids)
                 pair = {"before": first, "after": made}
                 numbers = {side: three_numbers(one, short) for side, one in pair.items()}
     about = {
@@ -238,7 +238,8 @@ def _planned(
         for one in (changes.get("normalizer", "softmax"), *normalizers):
             if one != "softmax":
                 raise ClearheadError(f"--prefix is for normalizer='softmax', not {one!r}")
-        if tokens >= (room := prefixes.room_of(first.config)):
+        longest = first.config.max_position_embeddings
+        if tokens >= (room := min(longest, first.config.sliding_window or longest)):
             raise ClearheadError(f"a prefix of {tokens} tokens leaves no text in {room} positions")
         changes |= {"normalizer": "key-value", "prefix_length": tokens}
     check_rotation(first.config, config.basis)

@@ -18,7 +18,7 @@ from clearhead.eval.harness import HarnessTask, check_names
 from clearhead.eval.perplexity_task import HitsTask, MaskedTask, PerplexityTask
 from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
 from clearhead.eval.shots import ShotsTask
-from clearhead.lab.runs import fitted, load_model, new_model, own_text, run_of, text_of
+from clearhead.lab.runs import fitted, load_model, new_model, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
@@ -133,7 +133,7 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
             else:
                 kinds = ("causal", "masked", "bare")
                 model, tokenizer = load_model(source, kinds, config.trust_remote_code)
-                corpus = own_text(data, tokenizer)
+                corpus = prepare(data, tokenizer=tokenizer, progress=say, closed=False)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)

@@ -15,7 +15,6 @@ from torch import Tensor
 from clearhead.data.sources import passages
 from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import perplexity
-from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import batches, evaluating
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.nn.null_keys import NOTHING
@@ -34,7 +33,6 @@ LOSS = 1.01  # of the perplexity without a prefix: no loss, by so few tokens
 GAIN = 0.95  # of the largest hidden state: a further token has to bring it below this share
 _CHARACTERS = 16  # of a document that are read for each token asked for
 _HALVINGS = 60  # from 200 to below float64's resolution of a logit
-_CHECKED = 64  # tokens after the prefix whose logits are compared
 
 
 def sample(
@@ -119,10 +117,11 @@ def largest_states(
     model: ClearheadForCausalLM, pieces: Sequence[Tensor], ids: Sequence[int]
 ) -> list[float]:
     """The largest absolute hidden state of each piece of text, int64 [L], after a prefix."""
+    prefix_N = torch.tensor(list(ids), dtype=torch.long, device=model.device)
     largest = list[float]()
     with evaluating(model):
         for ids_BT in batches(model, pieces, BATCH_SIZE):
-            rows_BL = torch.cat([_row(ids, model).expand(len(ids_BT), -1), ids_BT], 1)
+            rows_BL = torch.cat([prefix_N.expand(len(ids_BT), -1), ids_BT], 1)
             out = model.model(rows_BL, use_cache=False, output_hidden_states=True)
             states = [x[:, len(ids) :].abs().amax((1, 2)) for x in out.hidden_states]
             largest += torch.stack(states).amax(0).tolist()
@@ -152,30 +151,6 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
             value_BNGD = outputs[before.v_proj].unflatten(-1, (own.value_heads, -1))
             own.normalizer.key_bias.copy_(key_BGND.double().mean(0))
             own.normalizer.value_bias.copy_(value_BNGD.transpose(1, 2).double().mean(0))
-
-
-def difference_after(
-    made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
-) -> float:
-    """Compare `made` with `model` after the prefix, on random tokens within any sliding window:
-    ‖difference of the logits‖ / ‖model's logits‖, Euclidean."""
-    count = min(_CHECKED, room_of(model.config) - len(ids))
-    draw = torch.Generator().manual_seed(0)
-    text = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
-    with evaluating(model), evaluating(made):
-        whole = model(input_ids=torch.cat([_row(ids, model), text], 1)).logits[:, len(ids) :]
-        apart = whole.double() - made(input_ids=text).logits.double()
-    return float(apart.norm() / whole.double().norm())
-
-
-def room_of(config: ClearheadConfig) -> int:
-    """Positions within which a token sees all before it."""
-    longest = config.max_position_embeddings
-    return min(longest, config.sliding_window or longest)
-
-
-def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
-    return torch.tensor([list(ids)], dtype=torch.long, device=model.device)
 
 
 class _Rows(Statistic):

@@ -32,7 +32,6 @@ from clearhead.nn.null_keys import AT_REST, Sink
 from clearhead.optim import learning_rate
 from clearhead.optim.build import matched
 from clearhead.progress import Work
-from clearhead.records.files import hold_folder
 from clearhead.records.identity import canonical, restored
 from clearhead.records.loading import Store
 from clearhead.records.runs import Line, Records
@@ -91,11 +90,6 @@ def batches(
 def data_of(output: Path) -> str | None:
     """The fingerprint of the batches of the run in a folder; None where there is no run."""
     return read_record(output).get("data") if (output / run_dir.RUN_FILE).exists() else None
-
-
-def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corpus:
-    """The text tokenised by a model's own tokenizer; without an end token documents have no END."""
-    return prepare(data, tokenizer=tokenizer, progress=say, closed=False, began=began)
 
 
 def run_of(model: str) -> dict[str, Any]:
@@ -184,7 +178,7 @@ def open_base(job: TrainJob | CompareConfig, length: int, began: str | None) -> 
     model, tokenizer = load(name, trust_remote_code=trust)
     require_positions(model, length, SHORTER, name)
     require_own_tokenizer(name, model, tokenizer)
-    corpus = own_text(job.data, tokenizer, began)
+    corpus = prepare(job.data, tokenizer=tokenizer, progress=say, closed=False, began=began)
     alike = isinstance(job, CompareConfig) and type(model).__name__ in FAMILIES
     if shares := dropouts(model.config) if alike else {}:
         say(f"{words_of(shares)}: left out of every arm, since a converted model has no dropout")
@@ -213,14 +207,7 @@ def run_training(job: TrainJob) -> TrainResult:
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
         resume = job.resume is not None
         resumes = resume or world.restarted()  # a collective call
-
-        def check_folder() -> None:
-            """Refuse a folder in use, and for a new run one with a run, before any text is read."""
-            with hold_folder(job.output):
-                if not resumes:
-                    run_dir.require_no_run(job.output)
-
-        world.by_first(check_folder)
+        world.by_first(lambda: resumes or run_dir.require_no_run(job.output))
         began = read_record(job.output).get("data") if resume else None
         start: dict[str, Any] = {"preset": job.preset, "from": None}
         if job.base is None:

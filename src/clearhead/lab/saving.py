@@ -174,7 +174,7 @@ def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]
 
 
 def _check(config: QuantizeConfig, output: Path, *idle: str) -> None:
-    if given := config.given(*idle, "records", "page", "title"):
+    if given := config.given(*idle, "records", "page"):
         raise ClearheadError(f"{', '.join(given)} has no effect on a model that is saved")
     require_new(output)
     check_models(config)
