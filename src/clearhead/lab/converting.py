@@ -59,19 +59,19 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
     require_own_tokenizer(config.model, model, tokenizer)
     if config.changes:
-        made, about, lines = to_other_mechanisms(model, tokenizer, config)
+        new, about, lines = to_other_mechanisms(model, tokenizer, config)
     else:
         ways = {"serving": conversion.for_serving, "llama.cpp": conversion.for_llama_cpp}
-        made, lines = ways.get(config.purpose or "", conversion.converted)(model), []
-        with in_float32(model), in_float32(made):
-            relative = logit_difference(model, made)
+        new, lines = ways.get(config.purpose or "", conversion.converted)(model), []
+        with in_float32(model), in_float32(new):
+            relative = logit_difference(model, new)
         # Their float32 weights have been compared: only rounding is left.
         same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
         about = {**same, "relative": relative}
-    kinds = {"from": type(model).__name__, "to": type(made).__name__}
-    record = {"kind": "conversion", "of": config.model, **kinds, **provenance(made.device), **about}
-    _write(config.output, made, tokenizer, record)
-    before, after = dtype_name(model), dtype_name(made)
+    kinds = {"from": type(model).__name__, "to": type(new).__name__}
+    record = {"kind": "conversion", "of": config.model, **kinds, **provenance(new.device), **about}
+    _write(config.output, new, tokenizer, record)
+    before, after = dtype_name(model), dtype_name(new)
     outcome = "with equal logits"
     if about.get("prefix"):  # compared before any rounding
         outcome = f"the same function after the prefix {about['prefix']['text']!r}"
@@ -111,23 +111,23 @@ def to_other_mechanisms(
             prefix = prefixes.searched_prefix(first, tokenizer, calibrating)
             changes["prefix_length"] = len(prefix.ids)
         start, turned = _started(first, changes, prefix, config)
-        made = start.model
+        new = start.model
         if config.sink_logit is not None:
-            for sink in _sinks(made, added):
+            for sink in _sinks(new, added):
                 nn.init.constant_(sink.logit, config.sink_logit)
-        length = min(length, longest_text(made) or length)  # learned keys may have taken positions
+        length = min(length, longest_text(new) or length)  # learned keys may have taken positions
         windows = [window[:length] for window in windows]
         short = windows[:1]  # enough to tell a price of 100 % from one of 1 %
         measures, apart = list[dict[str, Any]](), 0.0
 
         def measure(step: str) -> bool:
             """Measure the distance from the first model; True if it is zero."""
-            measures.append({"what": step, **distance(first, made, windows)})
+            measures.append({"what": step, **distance(first, new, windows)})
             return float(measures[-1]["relative"]) <= TOLERANCE
 
         with within_memory(f"give a smaller --length than {length}"):
             if prefix is not None:
-                apart = logit_difference(first, made, prefix.ids)
+                apart = logit_difference(first, new, prefix.ids)
                 if not apart <= TOLERANCE:  # nor where it is no number
                     far = f"with the prefix logits differ by {apart:.2g} of their size"
                     then = "convert --to a mechanism of another function first, then --prefix"
@@ -135,21 +135,21 @@ def to_other_mechanisms(
                 exact = measure("with the prefix, against the model without it")
             else:
                 exact = measure("start")
-                if calibrating and _has_keys(made):
-                    ids_BT = torch.stack(calibrating)[:, : made.config.prefix_length]
-                    prefixes.fill(made, turned, ids_BT)
+                if calibrating and _has_keys(new):
+                    ids_BT = torch.stack(calibrating)[:, : new.config.prefix_length]
+                    prefixes.fill(new, turned, ids_BT)
                     exact = measure("keys and values of first tokens")
                 elif calibrating:
-                    prefixes.calibrate(made, calibrating, added)
+                    prefixes.calibrate(new, calibrating, added)
                     exact = measure("calibrated beside the first token")
-            same, made = exact, rounded(made)
-            narrow = dtype_name(made) if made.dtype.itemsize == 2 else None
-            with in_float32(made):
+            same, new = exact, rounded(new)
+            narrow = dtype_name(new) if new.dtype.itemsize == 2 else None
+            with in_float32(new):
                 if narrow is not None:
                     same = measure(f"rounded to {narrow}")
                 if prefix is not None:
-                    apart = logit_difference(first, made, prefix.ids)
-                pair = {"before": first, "after": made}
+                    apart = logit_difference(first, new, prefix.ids)
+                pair = {"before": first, "after": new}
                 numbers = {side: three_numbers(one, short) for side, one in pair.items()}
     about = {
         "changes": changes,
@@ -170,10 +170,10 @@ def to_other_mechanisms(
         "windows": len(windows),
         "prefix": None if prefix is None else {**prefix._asdict(), "relative": apart},
     }
-    lines = _in_words(about, made)
-    if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
+    lines = _in_words(about, new)
+    if added and not calibrating and all(sink.rests for sink in _sinks(new, added)):
         lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
-    return made, about, [*lines, *start.in_words()]
+    return new, about, [*lines, *start.in_words()]
 
 
 def _started(
@@ -196,13 +196,13 @@ def _started(
     return start, turned
 
 
-def _in_words(about: dict[str, Any], made: ClearheadForCausalLM) -> list[str]:
+def _in_words(about: dict[str, Any], new: ClearheadForCausalLM) -> list[str]:
     """The distances, and the three numbers, which are of one window, as lines for people."""
     lines, prefix, text = list[str](), about["prefix"], about["text"]
     if prefix is not None:
         line = f"prefix {prefix['text']!r}, {len(prefix['ids'])} tokens: logits are those of the "
         line += f"first model after it, to {prefix['relative']:.1g} of their size"
-        lines.append(line + f" as rounded to {dtype_name(made)}" * (made.dtype.itemsize == 2))
+        lines.append(line + f" as rounded to {dtype_name(new)}" * (new.dtype.itemsize == 2))
     for one in about["measures"]:  # after a prefix logits differ by intent
         largest = f", largest difference of a logit {one['largest']:.2g}" * (prefix is None)
         lines.append(

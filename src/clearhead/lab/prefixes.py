@@ -40,7 +40,7 @@ def sample(
 ) -> list[Tensor]:
     """Windows of tokens, int64 [length] each: first the middle of each document, then its rest;
     `text` is a source, as `--data.data` names them, or a text itself."""
-    found: list[tuple[int, int, Tensor]] = []
+    ranked: list[tuple[int, int, Tensor]] = []
     tokens, documents, wanted = 0, 0, _CHARACTERS * length * count
     # As in training, a text yields no special token.
     plain = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -49,14 +49,14 @@ def sample(
         ids = tokenizer(document[start : start + wanted], **plain).input_ids
         tokens = max(tokens, len(ids))
         pieces = torch.tensor(ids, dtype=torch.int64).split(length)[: len(ids) // length]
-        found += [(abs(at - len(pieces) // 2), documents, one) for at, one in enumerate(pieces)]
+        ranked += [(abs(at - len(pieces) // 2), documents, one) for at, one in enumerate(pieces)]
         documents += bool(pieces)
         if documents == count:
             break
-    if len(found) < least:
+    if len(ranked) < least:
         few = f"{tokens:,} tokens, too few for {least} of {length}"
         raise ClearheadError(f"the longest document of {text} has {few}: give more text")
-    return [piece for *_, piece in sorted(found, key=lambda entry: entry[:2])[:count]]
+    return [piece for *_, piece in sorted(ranked, key=lambda entry: entry[:2])[:count]]
 
 
 class Prefix(NamedTuple):
@@ -128,10 +128,10 @@ def largest_states(
     return largest
 
 
-def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
-    """Set the prefix of `made` (`model` with `normalizer="key-value"` and a prefix of N) to the
+def fill(new: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
+    """Set the prefix of `new` (`model` with `normalizer="key-value"` and a prefix of N) to the
     keys and values that `model` computes for the N tokens, averaged over the rows."""
-    if (count := ids_BN.shape[1]) != (places := made.config.prefix_length):
+    if (count := ids_BN.shape[1]) != (places := new.config.prefix_length):
         raise ClearheadError(f"{count} tokens for prefix_length={places}: give --length {places}")
     outputs: dict[Any, Tensor] = {}
     with ExitStack() as stack, evaluating(model):
@@ -143,7 +143,7 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
                 stack.enter_context(hook)
         model.model(ids_BN.to(model.device), use_cache=False)
     with torch.no_grad():
-        pairs: Any = zip(made.model.layers, model.model.layers, strict=True)
+        pairs: Any = zip(new.model.layers, model.model.layers, strict=True)
         for own, before in ((layer.self_attn, source.self_attn) for layer, source in pairs):
             key_BNGD = outputs[before.k_proj].unflatten(-1, (own.groups, -1))
             key_BGND = key_BNGD.transpose(1, 2)

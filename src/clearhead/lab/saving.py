@@ -37,16 +37,16 @@ UNTIMED, ROUNDS = 2, 5  # of timing: the first calls compile
 def run_saving(config: QuantizeConfig) -> None:
     """Save a model under a scheme, open it by transformers and compare it with the simulation."""
     if (len(config.models), len(config.scheme)) != (1, 1):
-        found = f"{len(config.models)} and {len(config.scheme)}"
-        raise ClearheadError(f"--save takes one model and one --scheme; found {found}")
+        counts = f"{len(config.models)} and {len(config.scheme)}"
+        raise ClearheadError(f"--save takes one model and one --scheme; found {counts}")
     how, folder, (source,) = scheme(config.scheme[0]), config.save, config.models
     stated(how)  # refuses what the format cannot say
     assert folder is not None
     _check(config, folder, "deploy", "output", "seeds")
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
     if model.config.model_type == "clearhead":
-        made = f"`clearhead convert {source} FOLDER --for serving` makes"
-        raise ClearheadError(f"no server loads clearhead's own models: save what {made}")
+        converted = f"`clearhead convert {source} FOLDER --for serving` makes"
+        raise ClearheadError(f"no server loads clearhead's own models: save what {converted}")
     check_widths(linear_layers(model), how)
     corpus, texts = _read(config, tokenizer)
     if how.calibrated:
@@ -74,8 +74,8 @@ def run_saving(config: QuantizeConfig) -> None:
     figures |= {"prompts": len(prompts), "equal_continuations": equal}
     _seal(folder, figures, torch.device("cpu"), "compressed-tensors")
     if abs(saved - simulated) > FAR * simulated:
-        found = f"perplexity is {saved:.2f} where {simulated:.2f} was simulated"
-        raise ClearheadError(f"{folder} was saved, but its {found}: do not use it")
+        result = f"perplexity is {saved:.2f} where {simulated:.2f} was simulated"
+        raise ClearheadError(f"{folder} was saved, but its {result}: do not use it")
     show(
         f"{how.name}: {figures['bytes']:,} bytes; perplexity {saved:.2f} ({saved / full - 1:+.2%}),"
         f" simulated {simulated:.2f} ({simulated / full - 1:+.2%}), in full precision {full:.2f}; "
@@ -119,11 +119,11 @@ def _deploy(source: str, folder: Path, config: QuantizeConfig) -> tuple[Texts, d
     load: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     load |= {"device_map": str(model.device), "dtype": torch.bfloat16}
     head = model.get_output_embeddings()
-    kept = [name for name, module in model.named_modules() if module is head]
+    whole = [name for name, module in model.named_modules() if module is head]
     del model
     by_tensor = [torchao.PerTensor(), torchao.PerRow()]
     few = torchao.Int8DynamicActivationInt8WeightConfig(granularity=by_tensor)
-    few = TorchAoConfig(few, modules_to_not_convert=kept)
+    few = TorchAoConfig(few, modules_to_not_convert=whole)
     try:
         model = pretrained(AutoModelForCausalLM, resolved(source), quantization_config=few, **load)
     except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
