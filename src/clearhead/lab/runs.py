@@ -37,7 +37,7 @@ from clearhead.records.loading import Store
 from clearhead.records.runs import Line, Records
 from clearhead.settings.data import SHARE
 from clearhead.terminal import say
-from clearhead.train import TrainConfig, TrainResult, run_dir, train
+from clearhead.train import TrainConfig, TrainResult, checkpoint, run_dir, train
 from clearhead.train.callbacks import Progress, make_trackers
 from clearhead.train.run_dir import holds_run, is_finished, read_record
 from clearhead.train.world import joined
@@ -222,9 +222,11 @@ def run_training(job: TrainJob) -> TrainResult:
             model = begun.model
             for line in begun.in_words():
                 say(line)
-            if resume:
+            if resume:  # it may read the weights that it began with
                 first = read_record(job.output)["description"].get("from") or {}
-                if first.get("parameters") != base.origin["parameters"]:
+                reads = job.train.lora or checkpoint.newest(job.output) is None
+                reads = reads or job.base != first.get("name")
+                if reads and first.get("parameters") != base.origin["parameters"]:
                     began_with = f"the run in {job.output} started from ({first.get('name')})"
                     raise ClearheadError(f"{job.base} has other weights than {began_with}")
             elif remark := resting_sinks(model, job.train):
