@@ -206,8 +206,8 @@ def run_training(job: TrainJob) -> TrainResult:
     it; OUTPUT/final is then a plain Hugging Face checkpoint."""
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
         resume = job.resume is not None
-        resumes = resume or world.restarted()  # a collective call
-        world.by_first(lambda: resumes or run_dir.require_no_run(job.output))
+        if not (resume or world.restarted()):
+            world.by_first(lambda: run_dir.require_no_run(job.output))
         began = read_record(job.output).get("data") if resume else None
         start: dict[str, Any] = {"preset": job.preset, "from": None}
         if job.base is None:

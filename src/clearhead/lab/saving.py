@@ -138,7 +138,7 @@ def _beside(folder: Path, source: str, texts: Texts, load: dict[str, Any]) -> di
     """Bytes, tokens a second and perplexity of the saved model, and of its source in bfloat16."""
     from transformers import AutoModelForCausalLM
 
-    places = {"": folder, "bfloat16_": source}
+    places: dict[str, str | Path] = {"": folder, "bfloat16_": source}
     sides = {side: pretrained(AutoModelForCausalLM, x, **load).eval() for side, x in places.items()}
     peer = sides["bfloat16_"]
     tokens = min(DEPLOYED, (longest_text(peer) or 2 * DEPLOYED) // 2)
