@@ -66,7 +66,6 @@ def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
     config.check()
     require_no_run(config.output)
     with hold_folder(config.output):
-        work = Work(say=say) if work is None else work
         store = Store(config.output / RECORDS)
         arms = _arms(config)
         trials = [arm.trial(seed, store.headers) for seed in config.seeds for arm in arms]

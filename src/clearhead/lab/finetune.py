@@ -39,7 +39,6 @@ def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
     task = _Task(job)
     with hold_folder(job.output):
         trials = [task.trial(seed) for seed in job.seeds]
-        work = Work(say=say) if work is None else work
         return run_missing(trials, Store(job.output / RECORDS), "finetune", work)
 
 

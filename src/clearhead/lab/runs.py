@@ -297,8 +297,9 @@ class Trial(NamedTuple):
     rows: Callable[[Work], Iterable[Line]]
 
 
-def run_missing(trials: Sequence[Trial], store: Store, task: str, work: Work) -> Records:
+def run_missing(trials: Sequence[Trial], store: Store, task: str, work: Work | None) -> Records:
     """Train and measure the trials that the store of a locked folder lacks; return its records."""
+    work = Work(say=say) if work is None else work
     work.start(len(trials))
     for one in trials:
         diverged = store.headers.get(one.header["run"], {}).get("diverged")
