@@ -9,8 +9,11 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig
@@ -110,7 +113,7 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
     monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("toy", "", "", lambda scale: arms))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     started = []
-    start = processes.starting(2)
+    start = processes.start
 
     def killing(*order):
         started.append(start(*order))
@@ -118,7 +121,7 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
             started[0].kill()
         return started[-1]
 
-    monkeypatch.setattr(processes, "starting", lambda jobs: killing)
+    monkeypatch.setattr(processes, "start", killing)
     words = ["toy", "--output", str(tmp_path / "out"), "--jobs", "2"]
     assert call("reproduce", *words) == 1
     told = capsys.readouterr().err
@@ -155,9 +158,9 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> processes.Start:
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    return processes.starting(1)
+    return partial(processes.start, threads=1)
 
 
 def _job(text: Path, folder: Path, tokens: int) -> Job:

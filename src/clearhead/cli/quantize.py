@@ -23,4 +23,4 @@ def run(command: Command) -> int:
     with Line(unit="cell") as work:
         lines = measure(command, work=work)
     files = [command.records] if command.records else []
-    return publish(files, command.page, title=command.title, lines=None if files else lines)
+    return publish(files, command.page, lines=None if files else lines)
