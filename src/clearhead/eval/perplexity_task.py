@@ -6,7 +6,7 @@ occurred earlier in the same window; as in arXiv 2410.05258 (table 6) all of the
 """
 
 import math
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -75,9 +75,8 @@ class PerplexityTask(PerplexityOptions):
         if each < longest:
             raise ClearheadError(f"document-tokens is {each}: give at least one window, {longest}")
         cut = [Document(document.name, document.ids[:each]) for document in documents]
-        ends = accumulate(len(one.ids) for one in cut)
-        whole = takewhile(lambda pair: pair[1] <= subject.tokens, zip(cut, ends, strict=True))
-        return [document for document, _ in whole] or cut[:1]
+        whole = sum(end <= subject.tokens for end in accumulate(len(one.ids) for one in cut))
+        return cut[: max(1, whole)]
 
     def _stride(self, length: int) -> int:
         return max(1, length // 2) if self.stride is None else self.stride
@@ -153,7 +152,9 @@ class MaskedTask(MaskedOptions):
 def masked_loss(
     model: Any, corpus: Corpus, *, length: int, tokens: int, documents_apart: bool = False
 ) -> list[dict[str, Any]]:
-    """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
+    """Payloads of records: "masked loss" (nats a hidden token) and "masked accuracy" on the
+    validation text, the same places for every model; None with a "reason" where the model or the
+    text is too short.
 
     Not a perplexity: each token is predicted from the shown tokens of its window on both sides.
 
@@ -162,10 +163,6 @@ def masked_loss(
         length: tokens of a window.
         tokens: number of validation tokens to read; all if there are fewer.
         documents_apart: whether windows are read as in training with document masks.
-
-    Returns:
-        Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
-        the value None with a "reason" where the model or the text is too short.
     """
     loss, right, count = 0.0, 0, 0
     reason = _unread(model, corpus, length)

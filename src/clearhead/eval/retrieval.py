@@ -58,9 +58,11 @@ class PasskeyTask(options.PasskeyOptions):
             leads.append(len(lead))
         new_tokens = self.new_tokens or wording.new_tokens
         replies = subject.reader.ask(prompts, answers, new_tokens=new_tokens)
+        pairs = zip(replies, leads, strict=True)
+        of_keys = [Answer(one.written, one.loss[n:], one.right[n:]) for one, n in pairs]
+        by_key = scores(subject, of_keys, keys)
         prompt_tokens = fmean(len(prompt.ids) for prompt in prompts)
-        counts = {"trials": self.trials, "prompt_tokens": prompt_tokens}
-        return lines_of(self.headlines, **scores(subject, replies, keys, leads), **counts)
+        return lines_of(self.headlines, **by_key, trials=self.trials, prompt_tokens=prompt_tokens)
 
     def _prompt(self, subject: Subject, key: str, length: int, depth: float) -> str:
         """The prompt of at most `length` tokens, as much filler in it as fits."""
@@ -81,24 +83,19 @@ class PasskeyTask(options.PasskeyOptions):
 
 
 def scores(
-    subject: Subject,
-    replies: Sequence[Answer],
-    keys: Sequence[str],
-    leads: Sequence[int],
-    together: int = 1,
+    subject: Subject, replies: Sequence[Answer], keys: Sequence[str], together: int = 1
 ) -> dict[str, Any]:
     """Shares of numbers retrieved, overall and by item (`together` answers of one text): `accuracy`
-    of answers that contain the key, `forced` of those whose tokens after the lead are each the
-    likeliest."""
+    of answers that contain the key, `forced` of those whose tokens are each the likeliest."""
     written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in replies]
     named = [key in numbers for key, numbers in zip(keys, written, strict=True)]
-    right = [answer.right[lead:] for answer, lead in zip(replies, leads, strict=True)]
+    right = [answer.right for answer in replies]
     items = [slice(start, start + together) for start in range(0, len(replies), together)]
     return {
         "accuracy": sum(named) / len(replies),
         "forced": sum(map(all, right)) / len(replies),
         "forced_tokens": fmean(chain(*right)),
-        "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(replies, leads, strict=True)),
+        "answer_loss": fmean(sum(answer.loss) for answer in replies),
         "accuracy_by_item": [fmean(named[item]) for item in items],
         "forced_tokens_by_item": [fmean(chain(*right[item])) for item in items],
     }
@@ -117,27 +114,23 @@ class NeedlesTask(options.NeedlesOptions):
             needles, queries = map(int, match.groups()) if match else (0, 1)
             if not 1 <= queries <= needles:
                 raise ClearheadError(f"grid {word!r} is not NxR, such as 4x2: 2 of 4 needles")
-            for cell in by_depth(subject.lengths, self.depths):
-                cells.append({**cell, "needles": needles, "queries": queries})
-        for cell in cells:
-            if cell["depth"] == max(self.depths):
-                self._haystack(subject, cell, 0)
-                subject.check_length(cell["length"] + self.new_tokens)
+            size = {"needles": needles, "queries": queries}
+            for length in subject.lengths:
+                haystack(subject, "any", length=length, depth=0.0, **size)
+                subject.check_length(length + self.new_tokens)
+            cells += [{**cell, **size} for cell in by_depth(subject.lengths, self.depths)]
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
-        stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
+        # The same sample at every depth has the same filler and facts.
+        label = f"needles {subject.seed} {cell['length']} {cell['needles']}"
+        stacks = [haystack(subject, f"{label} {n}", **cell) for n in range(self.samples)]
         numbers = [fact.number for stack in stacks for fact in stack.asked]
         answers = [answer for stack in stacks for answer in stack.answers]
         prompts = [prompt for stack in stacks for prompt in stack.prompts]
         replies = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
-        by_query = scores(subject, replies, numbers, [0] * len(replies), cell["queries"])
+        by_query = scores(subject, replies, numbers, together=cell["queries"])
         return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(replies))
-
-    def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
-        # The same sample at every depth has the same filler and facts.
-        label = f"needles {subject.seed} {cell['length']} {cell['needles']} {sample}"
-        return haystack(subject, SeededChoices(label), **cell)
 
 
 class AllocationTask(options.AllocationOptions):
@@ -149,28 +142,22 @@ class AllocationTask(options.AllocationOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:
-            self._haystack(subject, {"length": length, "depth": 0.0}, 0)
+            haystack(subject, "any", length=length, depth=0.0)
             subject.check_length(length)
         return by_depth(subject.lengths, self.depths)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
-        weights = torch.zeros(3, dtype=torch.float64)
+        sums_3 = torch.zeros(3, dtype=torch.float64)  # of the answer, all text and all keys
         for sample in range(self.samples):
-            stack = self._haystack(subject, cell, sample)
-            (prompt,), begin = stack.prompts, len(subject.begin)
-            place_S = torch.arange(len(prompt.ids))
+            label = f"allocation {subject.seed} {cell['length']} {sample}"
+            stack = haystack(subject, label, **cell)
+            row_S = last_row(subject, stack.prompts[0])
             start, stop = stack.spans[stack.asked[0].city]
-            answer_S = (place_S >= start) & (place_S < stop)
-            other_S = (place_S < begin) | (place_S >= len(stack.context))
-            spans_3S = torch.stack([answer_S, ~(answer_S | other_S), other_S])
-            weights += last_row(subject, prompt, spans_3S)
-        answer, noise, _ = (weights / weights.sum()).tolist()
-        shares = {"answer_share": answer, "noise_share": noise}
+            parts = row_S[start:stop], row_S[len(subject.begin) : len(stack.context)], row_S
+            sums_3 += torch.stack([part.sum() for part in parts])
+        answer, text, _ = (sums_3 / sums_3[2]).tolist()
+        shares = {"answer_share": answer, "noise_share": text - answer}
         return lines_of(self.headlines, **shares, samples=self.samples)
-
-    def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
-        label = f"allocation {subject.seed} {cell['length']} {sample}"
-        return haystack(subject, SeededChoices(label), needles=1, queries=1, **cell)
 
 
 class Haystack(NamedTuple):
@@ -185,11 +172,12 @@ class Haystack(NamedTuple):
 
 
 def haystack(
-    subject: Subject, draws: SeededChoices, *, length: int, depth: float, needles: int, queries: int
+    subject: Subject, label: str, *, length: int, depth: float, needles: int = 1, queries: int = 1
 ) -> Haystack:
-    """Needles among sentences: context and longest question have exactly `length` tokens. Those
-    asked for are together at `depth` (the share of filler before them, to the nearest sentence),
-    every other one at a random place of its own."""
+    """Needles among sentences, drawn by the label: context and longest question have exactly
+    `length` tokens. Those asked for are together at `depth` (the share of filler before them, to
+    the nearest sentence), every other one at a random place of its own."""
+    draws = SeededChoices(label)
     hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = hidden[:queries]
     pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
@@ -223,16 +211,15 @@ def haystack(
     return Haystack(read, asked, [Prompt(read, one) for one in questions], answers, spans)
 
 
-def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
-    """Absolute attention of a prompt's last token to three spans of keys, bool [3, S], in the map
-    that multiplies the values, summed over heads and layers: float64 [3]."""
-    sums_3, spans_S3 = torch.zeros(3, dtype=torch.float64), spans_3S.double().T
+def last_row(subject: Subject, prompt: Prompt) -> Tensor:
+    """Absolute attention of a prompt's last token to each key, in the map that multiplies the
+    values, summed over heads and layers: float64 [S]."""
+    sums_S = torch.zeros(len(prompt.ids), dtype=torch.float64)
 
     def add(call: AttentionCall, tile: AttentionTile) -> None:
         if tile.start + tile.visible.shape[2] == call.q.shape[2]:
             *_, effective = tile.maps  # what multiplies the values comes last
-            row_HS = effective.weights[0, :, -1].double().cpu()
-            sums_3.add_(row_HS.abs().sum(0) @ spans_S3)
+            sums_S.add_(effective.weights[0, :, -1].double().cpu().abs().sum(0))
 
     statistic: Any = SimpleNamespace(observe=add)
     with evaluating(subject.model):
@@ -240,7 +227,7 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
         _, unread_BT, cache = subject.reader.read([prompt])
         with observe(subject.model, attention=[ByTile(weights=[statistic])]):
             finite(subject.reader.forward(unread_BT, cache)[0])
-    return sums_3
+    return sums_S
 
 
 class RecallTask(options.RecallOptions):
