@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate, chain, product
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,23 +41,21 @@ class PasskeyTask(options.PasskeyOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:
-            key = number(SeededChoices("any"), DIGITS, evaluation=True)
-            self._prompt(subject, key, length, 0)
+            self._prompt(subject, "12345", length, 0)
             subject.check_length(length + (self.new_tokens or WORDINGS[self.wording].new_tokens))
         return by_depth(subject.lengths, self.depths)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, DIGITS, evaluation=True) for _ in range(self.trials)]
-        wording, prompts, answers, leads = WORDINGS[self.wording], [], [], []
+        wording, prompts, leads = WORDINGS[self.wording], [], []
         for key in keys:
             text = self._prompt(subject, key, cell["length"], cell["depth"])
             ids, lead, spelt = subject.ids(text, wording.lead, f" {key}")
-            prompts.append(Prompt(ids[:-1], ids[-1:]))
-            answers.append((*lead, *spelt))
+            prompts.append(Prompt(ids[:-1], ids[-1:], (*lead, *spelt)))
             leads.append(len(lead))
         new_tokens = self.new_tokens or wording.new_tokens
-        replies = subject.reader.ask(prompts, answers, new_tokens=new_tokens)
+        replies = subject.reader.ask(prompts, new_tokens=new_tokens)
         pairs = zip(replies, leads, strict=True)
         of_keys = [Answer(one.written, one.loss[n:], one.right[n:]) for one, n in pairs]
         by_key = scores(subject, of_keys, keys)
@@ -124,11 +122,9 @@ class NeedlesTask(options.NeedlesOptions):
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         # The same sample at every depth has the same filler and facts.
         label = f"needles {subject.seed} {cell['length']} {cell['needles']}"
-        stacks = [haystack(subject, f"{label} {n}", **cell) for n in range(self.samples)]
-        numbers = [fact.number for stack in stacks for fact in stack.asked]
-        answers = [answer for stack in stacks for answer in stack.answers]
-        prompts = [prompt for stack in stacks for prompt in stack.prompts]
-        replies = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
+        samples = [haystack(subject, f"{label} {n}", **cell) for n in range(self.samples)]
+        prompts, numbers, _ = zip(*chain(*samples), strict=True)
+        replies = subject.reader.ask(prompts, new_tokens=self.new_tokens)
         by_query = scores(subject, replies, numbers, together=cell["queries"])
         return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(replies))
 
@@ -150,33 +146,22 @@ class AllocationTask(options.AllocationOptions):
         sums_3 = torch.zeros(3, dtype=torch.float64)  # of the answer, all text and all keys
         for sample in range(self.samples):
             label = f"allocation {subject.seed} {cell['length']} {sample}"
-            stack = haystack(subject, label, **cell)
-            row_S = last_row(subject, stack.prompts[0])
-            start, stop = stack.spans[stack.asked[0].city]
-            parts = row_S[start:stop], row_S[len(subject.begin) : len(stack.context)], row_S
+            ((prompt, _, place),) = haystack(subject, label, **cell)
+            row_S = last_row(subject, prompt)
+            parts = row_S[place], row_S[len(subject.begin) : len(prompt.context)], row_S
             sums_3 += torch.stack([part.sum() for part in parts])
         answer, text, _ = (sums_3 / sums_3[2]).tolist()
         shares = {"answer_share": answer, "noise_share": text - answer}
         return lines_of(self.headlines, **shares, samples=self.samples)
 
 
-class Haystack(NamedTuple):
-    """A context with needles, the facts asked for, a prompt and the tokens of the number of each,
-    and by city the (start, stop) of each needle in the context."""
-
-    context: Ids
-    asked: list[Fact]
-    prompts: list[Prompt]
-    answers: tuple[Ids, ...]
-    spans: dict[str, tuple[int, int]]
-
-
 def haystack(
     subject: Subject, label: str, *, length: int, depth: float, needles: int = 1, queries: int = 1
-) -> Haystack:
-    """Needles among sentences, drawn by the label: context and longest question have exactly
-    `length` tokens. Those asked for are together at `depth` (the share of filler before them, to
-    the nearest sentence), every other one at a random place of its own."""
+) -> list[tuple[Prompt, str, slice]]:
+    """Needles among sentences, drawn by the label: of each one asked for a prompt, the number and
+    the place in the context. The longest prompt has exactly `length` tokens. Needles asked for are
+    together at `depth` (the share of filler before them, to the nearest sentence), every other one
+    is at a random place of its own."""
     draws = SeededChoices(label)
     hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = hidden[:queries]
@@ -200,15 +185,18 @@ def haystack(
     places: dict[int, list[Fact]] = {nearest: list(asked)}
     for fact in hidden[queries:]:
         places.setdefault(draws.below(len(ends)), []).append(fact)
-    context, spans = list(subject.begin), {}
+    context, spans = list(subject.begin), dict[str, slice]()
     for index, chunk in enumerate([*chunks, ()]):
         for fact in places.get(index, ()):
             ids = statements[fact.city]
-            spans[fact.city] = (len(context), len(context) + len(ids))
+            spans[fact.city] = slice(len(context), len(context) + len(ids))
             context += ids
         context += chunk
     read = tuple(context)
-    return Haystack(read, asked, [Prompt(read, one) for one in questions], answers, spans)
+    return [
+        (Prompt(read, question, answer), fact.number, spans[fact.city])
+        for question, answer, fact in zip(questions, answers, asked, strict=True)
+    ]
 
 
 def last_row(subject: Subject, prompt: Prompt) -> Tensor:
@@ -238,17 +226,17 @@ class RecallTask(options.RecallOptions):
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:
-        cells: list[Cell] = []
-        for length, count in product(subject.lengths, self.pairs):
-            cells.append({"length": length, "pairs": count})
-            prompt, answer, _ = self._sample(subject, cells[-1], 0)
-            subject.check_length(len(prompt.ids) + len(answer))
+        sizes = product(subject.lengths, self.pairs)
+        cells = [{"length": length, "pairs": pairs} for length, pairs in sizes]
+        for cell in cells:
+            self._sample(subject, cell, 0)
+            subject.check_length(cell["length"])
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         samples = [self._sample(subject, cell, number) for number in range(self.samples)]
-        prompts, answers, places = zip(*samples, strict=True)
-        replies = subject.reader.ask(prompts, answers)
+        prompts, places = zip(*samples, strict=True)
+        replies = subject.reader.ask(prompts)
         by_sample, losses = [], []
         for answer, values in zip(replies, places, strict=True):
             by_sample.append(fmean(all(answer.right[start:stop]) for start, stop in values))
@@ -259,8 +247,8 @@ class RecallTask(options.RecallOptions):
 
     def _sample(
         self, subject: Subject, cell: Cell, number: int
-    ) -> tuple[Prompt, Ids, list[tuple[int, int]]]:
-        """The prompt, the pairs again as the answer, and where in it each value stands."""
+    ) -> tuple[Prompt, list[tuple[int, int]]]:
+        """The prompt with the pairs again as the answer, and where in it each value stands."""
         draws = SeededChoices(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
         known = keyed(draws, cell["pairs"], evaluation=True)
         asked = draws.sample(known, min(self.queries, len(known)))
@@ -282,4 +270,4 @@ class RecallTask(options.RecallOptions):
             for _ in range(1 + (room - len(filling)) // 8):  # the shortest sentence's, about
                 filler += f" {sentence(draws, evaluation=True)}"
         places = list(zip(ends[1::3], ends[2::3], strict=True))  # of key, value and comma
-        return Prompt((*listed, *filling[:room]), tail), tuple(chain(*parts)), places
+        return Prompt((*listed, *filling[:room]), tail, tuple(chain(*parts))), places

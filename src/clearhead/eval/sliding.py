@@ -105,8 +105,8 @@ def plain_head(model: Any) -> Any:
     if head is None or model.base_model is model:
         return None
     ids_1T = torch.arange(2, device=model.device)[None]
-    parts = (part(input_ids=ids_1T, use_cache=False)[0] for part in (model, model.base_model))
-    logits, hidden = parts
+    pair = model, model.base_model
+    logits, hidden = (part(input_ids=ids_1T, use_cache=False)[0] for part in pair)
     return head if torch.equal(head(hidden).to(logits.dtype), logits) else None
 
 
@@ -248,6 +248,6 @@ def lengths(
             one = perplexity(model, texts, batch_size=max(1, BATCH // size), tokenizer=tokenizer)
         line = {"split": "validation", "length": size, "predicted_tokens": one.tokens}
         line |= {} if one.reason is None else {"reason": one.reason}
-        values = {"loss": one.loss, "perplexity": one.perplexity}
-        lines += [{"metric": name, "value": value, **line} for name, value in values.items()]
+        for metric in ("loss", "perplexity"):
+            lines.append({"metric": metric, "value": getattr(one, metric), **line})
     return lines
