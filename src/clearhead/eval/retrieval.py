@@ -226,11 +226,11 @@ class RecallTask(options.RecallOptions):
     headlines = ("accuracy",)
 
     def cells(self, subject: Subject) -> list[Cell]:
-        sizes = product(subject.lengths, self.pairs)
-        cells = [{"length": length, "pairs": pairs} for length, pairs in sizes]
-        for cell in cells:
-            self._sample(subject, cell, 0)
-            subject.check_length(cell["length"])
+        cells: list[Cell] = []
+        for length, pairs in product(subject.lengths, self.pairs):
+            cells.append({"length": length, "pairs": pairs})
+            self._sample(subject, cells[-1], 0)  # refuses pairs without room
+            subject.check_length(length)
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
@@ -239,35 +239,29 @@ class RecallTask(options.RecallOptions):
         replies = subject.reader.ask(prompts)
         by_sample, losses = [], []
         for answer, values in zip(replies, places, strict=True):
-            by_sample.append(fmean(all(answer.right[start:stop]) for start, stop in values))
-            losses += [sum(answer.loss[start:stop]) for start, stop in values]
+            by_sample.append(fmean(all(answer.right[value]) for value in values))
+            losses += [sum(answer.loss[value]) for value in values]
         numbers: dict[str, Any] = {"accuracy": fmean(by_sample), "accuracy_by_item": by_sample}
         numbers |= {"answer_loss": fmean(losses), "trials": len(losses)}
         return lines_of(self.headlines, **numbers)
 
-    def _sample(
-        self, subject: Subject, cell: Cell, number: int
-    ) -> tuple[Prompt, list[tuple[int, int]]]:
+    def _sample(self, subject: Subject, cell: Cell, number: int) -> tuple[Prompt, list[slice]]:
         """The prompt with the pairs again as the answer, and where in it each value stands."""
         draws = SeededChoices(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
         known = keyed(draws, cell["pairs"], evaluation=True)
         asked = draws.sample(known, min(self.queries, len(known)))
         pieces = [piece for key, value in asked for piece in (f" {key}", f" {value}", ",")]
-        filler, length = "", cell["length"]
+        opening, filler, length = listing("Pairs", known), "", cell["length"]
         while True:
-            listed, filling, tail, *parts = subject.ids(
-                listing("Pairs", known), filler, " Recall:", *pieces
-            )
+            listed, filling, tail, *parts = subject.ids(opening, filler, " Recall:", *pieces)
             ends = [0, *accumulate(map(len, parts))]
             room = length - len(listed) - len(tail) - ends[-1]
             if room < 0:
-                few = (
-                    f"take {length - room} tokens, more than the length {length}: give fewer pairs"
-                )
-                raise ClearheadError(f"{cell['pairs']} pairs and {len(asked)} queries {few}")
+                taken = f"{len(known)} pairs and {len(asked)} queries take {length - room} tokens"
+                raise ClearheadError(f"{taken}, more than the length {length}: give fewer pairs")
             if len(filling) >= room:
                 break
             for _ in range(1 + (room - len(filling)) // 8):  # the shortest sentence's, about
                 filler += f" {sentence(draws, evaluation=True)}"
-        places = list(zip(ends[1::3], ends[2::3], strict=True))  # of key, value and comma
+        places = list(map(slice, ends[1::3], ends[2::3]))  # of key, value and comma
         return Prompt((*listed, *filling[:room]), tail, tuple(chain(*parts))), places
