@@ -185,8 +185,8 @@ def prepare(
         if fast is None or (closed and tokenizer.eos_token_id is None):
             lack = "fast form" if fast is None else "end token (eos_token), to close every document"
             raise ClearheadError(f"tokenizer {name!r} has no {lack}; choose one that has it")
-    found = sources.find(config, say)
-    scans = [sources.scan(source, config.cache_folder, say) for source in found]
+    texts = sources.find(config, say)
+    scans = [sources.scan(source, config.cache_folder, say) for source in texts]
     cutoff = sources.threshold(scans, config.validation)
     # A build's tokens are determined by these.
     identity = tokenizers.identity(tokenizer, config.vocabulary)
