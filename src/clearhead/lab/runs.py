@@ -171,9 +171,6 @@ def open_base(job: TrainJob | CompareConfig, length: int, began: str | None) -> 
     """The model, in float32, that a job starts from, for windows of `length`, and its text. Arms
     are without the dropout of the model's own class, which is lost with other mechanisms."""
     name, trust = str(job.base), job.trust_remote_code
-    if (job.data.tokenizer, job.data.vocabulary) != (None, DataConfig.vocabulary):
-        without = "data.tokenizer and data.vocabulary have no effect"
-        raise ClearheadError(f"{without}: the tokenizer of {name} reads the text")
     require_convertible(name, trust_remote_code=trust)
     model, tokenizer = load(name, trust_remote_code=trust)
     require_positions(model, length, SHORTER, name)
