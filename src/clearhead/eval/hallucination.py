@@ -71,10 +71,10 @@ class HallucinationTask(HallucinationOptions):
         # Models that only continue texts go on to the next document by themselves.
         written = [subject.decode(answer.written).strip() for answer in answers]
         texts = [text.partition("\n\n")[0].rstrip() for text in written]
-        asked = map(PROMPT.format, documents, (row.label for row in rows), texts)
+        questions = map(PROMPT.format, documents, (row.label for row in rows), texts)
         return lines_of(
             self.headlines,
-            **(verdicts(self.judge, list(asked)) if self.judge.model else {}),
+            **(verdicts(self.judge, list(questions)) if self.judge.model else {}),
             **grounding(texts, documents),
             items=len(rows),
             cut=fmean(a.text != b for a, b in zip(rows, documents, strict=True)),

@@ -215,14 +215,14 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Run the body without lm-eval's output but for the first prompt that it truncates."""
     tqdm = require("tqdm", EXTRA).tqdm
-    start, told = tqdm.__init__, set[str]()
+    start, warned = tqdm.__init__, set[str]()
 
     def silent(bar: Any, *words: Any, **options: Any) -> None:
         start(bar, *words, **{**options, "disable": True})
 
     def warn(message: object, *_: Any) -> None:
-        if "runcat" in str(message) and not told:  # truncated, Truncation
-            told.add(str(message))
+        if "runcat" in str(message) and not warned:  # truncated, Truncation
+            warned.add(str(message))
             say(f"lm-eval: {message}")
 
     cuts = logging.getLogger("lm_eval.models.huggingface")

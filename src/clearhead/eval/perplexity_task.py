@@ -168,8 +168,8 @@ def masked_loss(
     read = batches(model, texts, max(1, BATCH // length)) if texts else ()
     with evaluating(model):
         for number, ids_BT in enumerate(read):
-            made = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
-            shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in made)
+            arrays = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
+            shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in arrays)
             hidden_BT = labels_BT != IGNORED
             inputs = {"input_ids": shown_BT}
             if documents_apart:

@@ -112,13 +112,13 @@ class Setting:
             return list(map(Example, texts, numbers))
 
         shown = examples(rows)
-        asked = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
-        if len(asked) < task.queries:
-            found = f"{task.test or task.data!r} has {len(asked)} rows"
+        queries = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
+        if len(queries) < task.queries:
+            found = f"{task.test or task.data!r} has {len(queries)} rows"
             raise ClearheadError(f"queries is {task.queries}, and {found}: ask for fewer")
         self.labels = tuple(" ".join(name.split()) for name in classes)
         draws = SeededChoices(f"shots {subject.seed} queries")
-        self.queries = tuple(draws.sample(asked, task.queries))
+        self.queries = tuple(draws.sample(queries, task.queries))
         texts = {query.text for query in self.queries}
         self.pool = tuple(example for example in shown if example.text not in texts)
         self.digest = digest_of([self.labels, self.pool, self.queries])[:8]
@@ -151,7 +151,7 @@ class Setting:
             shown.append(left.pop())
         if not (shown and left if word == FILL else len(shown) == count):
             fit = f"{len(shown)} of {len(self.pool)} examples fit the {max(0, room):,} tokens"
-            raise ClearheadError(f"shots: {word} asked for, and {fit} left of length {length:,}")
+            raise ClearheadError(f"shots: {word} queries for, and {fit} left of length {length:,}")
         return shown
 
     def context(self, shown: Sequence[Example]) -> Ids:

@@ -72,15 +72,22 @@ def studies(output: Path) -> Studies:
 
 
 def run_demo(
-    asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
+    comparisons: Studies,
+    output: Path,
+    *,
+    pretrained: str | None,
+    trust_remote_code: bool,
+    work: Work,
 ) -> dict[str, Path]:
     """Train, repair and measure all, or go on; return the records of each part."""
-    text, sinks = asked
+    text, sinks = comparisons
     bits = partial(QuantizeConfig, scheme=SCHEMES, tokens=4096)
-    work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
+    work.start(
+        sum(len(one.seeds) * len(one.arms) for one in comparisons) + 2 + (pretrained is not None)
+    )
     if pretrained is not None:  # a name that leads nowhere is better known before the training
         kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
-    for one in asked:
+    for one in comparisons:
         compare(one, work=work)
     records = {part: output / f"{part}.jsonl" for part in ("text", "sinks", "bits")}
     records["text"] = text.output / RECORDS
