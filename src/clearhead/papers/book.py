@@ -73,8 +73,7 @@ def _summary(row: Judged) -> Sequence[str]:
     telling = _uncounted(ones)
     if measured := [(one, one.difference) for one in ones if one.difference is not None]:
         deciding = [(one, x) for one, x in measured if one.verdict is verdict] or measured
-        p_values = [2.0 if x.p is None else x.p for _, x in deciding]
-        one, difference = deciding[p_values.index(min(p_values))]
+        one, difference = min(deciding, key=lambda pair: 2.0 if pair[1].p is None else pair[1].p)
         parts = [f"{one.contrast.words}: {_difference(difference)}", *_remarks(one)]
         parts += [f"{len(one.counted)} records"] * (len(one.counted) > 1)
         telling = ", ".join(parts)

@@ -5,11 +5,9 @@ a z, weighted by the square root of its runs. The interval holds every differenc
 test does not reject.
 """
 
-import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.papers import blocks, coca, differential, ours, softmax1
 from clearhead.papers.contrasts import Claim, Contrast, Judgement, Outcome, judge
@@ -66,25 +64,25 @@ def pool(contrast: Contrast, sources: Mapping[str, Records]) -> Pooled:
 
 def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, float]:
     """The difference of all records together, and Cochran's p-value."""
+    import numpy as np
     from scipy.optimize import brentq
     from scipy.stats import chi2, norm
 
-    weights = [math.sqrt(one.weight) for one in outcomes]
+    weights = np.sqrt([one.weight for one in outcomes])
+    weights /= np.linalg.norm(weights)
 
-    def scores(against: float) -> list[float]:
-        tests = (test for one in outcomes if (test := one.test(against)) is not None)
-        tails = ((max(one.p or 1e-300, 1e-300) / 2, one.mean - against) for one in tests)
-        return [math.copysign(norm.isf(tail), apart) for tail, apart in tails]
+    def scores(against: float) -> Any:
+        tests = [test for one in outcomes if (test := one.test(against)) is not None]
+        tails = norm.isf([max(one.p or 0.0, 1e-300) / 2 for one in tests])
+        return np.copysign(tails, [one.mean - against for one in tests])
 
     def z(against: float, less: float = 0.0) -> float:
-        weighted = map(operator.mul, weights, scores(against))
-        return math.fsum(weighted) / math.hypot(*weights) - less
+        return float(weights @ scores(against)) - less
 
     means = [one.difference.mean for one in outcomes]
     reach = max(one.difference.decidable or 0.0 for one in outcomes) + 1e-12
     low, high = min(means) - 2 * reach, max(means) + 2 * reach
     middle, start, end = (brentq(z, low, high, (one,), xtol=1e-12) for one in (0.0, _Z, -_Z))
-    q = math.fsum(one**2 for one in scores(middle))
     difference = Difference(
         mean=middle,
         interval=(start, end),
@@ -92,7 +90,7 @@ def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, floa
         against=bound,
         compared=frozenset(one.difference.compared for one in outcomes),
     )
-    return difference, float(chi2.sf(q, len(outcomes) - 1))
+    return difference, float(chi2.sf(np.sum(scores(middle) ** 2), len(outcomes) - 1))
 
 
 class Judged(NamedTuple):

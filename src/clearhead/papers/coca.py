@@ -7,17 +7,7 @@ from functools import partial
 from typing import Any
 
 from clearhead.lab.sweep_configs import PlanConfig
-from clearhead.papers.contrasts import (
-    Claim,
-    Contrast,
-    Gate,
-    Reading,
-    higher,
-    lower,
-    no_worse,
-    number,
-    ratio,
-)
+from clearhead.papers.contrasts import Claim, Contrast, Gate, higher, lower, no_worse, number, ratio
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import BOOKS, Study, diagnose, evaluate, experiment
 from clearhead.settings.data import DataConfig
@@ -60,8 +50,7 @@ def memory(scale: str) -> Iterator[Study]:
         table = Study(label=f"{layers} layers, {width} wide", seeds=(0,))
         shape = {"layers": layers, "width": width, "heads": heads}
         table = table.changed(**shape, questions={"memory": PlanConfig(lengths=lengths)})
-        for preset in ("transformer", "coca", "coca-strict", "coca-slack"):  # the intervention
-            yield table.arm(preset)
+        yield from table.each(("transformer", "coca", "coca-strict", "coca-slack"))  # interventions
 
 
 @experiment(PAPER)
@@ -153,30 +142,24 @@ EXACT, SLACK, BASE = "coca", "coca-slack", "transformer"
 _NTK: dict[str, Any] = {"scaling": "dynamic"}
 PERPLEXITY = partial(number, "perplexity", task="perplexity")
 _PASSKEYS = partial(number, "accuracy", task="passkey")
+WITHIN = {"times": 1}  # the training length
 # Of passkeys alone: a length at which all keys are found, and others beyond all documents.
 FAR = (("passkeys alone", 96, (384, 1536)), ("passkeys of 512", 512, (2048, 8192)))
 
 
-def passkeys(words: str, arm: str, times: int, **at: Any) -> Contrast:
-    """Passkeys beyond the training length, of models that find them within it."""
-    return _found(words, arm, _PASSKEYS(times=times, **at), _PASSKEYS(times=1, **at))
+def passkeys(words: str, arm: str, far: Any, near: Any = WITHIN, **at: Any) -> Contrast:
+    """Passkeys at a length `far` beyond that of training, of models that find them at `near`."""
+    short, named = _PASSKEYS(**near, **at), "within the training length"
+    gates = (Gate(short.of(one), 0.95, f"accuracy of {one} {named}") for one in (arm, BASE))
+    return higher(words, _PASSKEYS(**far, **at), arm, BASE, *gates)
 
 
 def passkeys_beyond(arm: str, name: str, records: Any = FAR) -> Iterator[Contrast]:
     """Passkeys alone beyond the longest document, of models that find all in short texts."""
     for label, near, lengths in records:
-        read = partial(_PASSKEYS, scaling="none", label=label)
-        for one in lengths:
-            words = f"{label} in {one:,} tokens, {name}"
-            yield _found(words, arm, read(length=one), read(length=near))
-
-
-def _found(words: str, arm: str, far: Reading, near: Reading) -> Contrast:
-    within = (
-        Gate(near.of(one), 0.95, f"accuracy of {one} within the training length")
-        for one in (arm, BASE)
-    )
-    return higher(words, far, arm, BASE, *within)
+        for far in lengths:
+            words, at = f"{label} in {far:,} tokens, {name}", {"scaling": "none", "label": label}
+            yield passkeys(words, arm, {"length": far}, {"length": near}, **at)
 
 
 def _factors(form: str, arm: str) -> Contrast:
@@ -203,8 +186,9 @@ CLAIMS = (
                 ("exact, unscaled", EXACT, 8, {"scaling": "none"}))), also=("coca/figure7",)),
     Claim("coca/table2", "CoCA finds passkeys far beyond the training length.",
         "0.50 against 0.41 at 16 ×, both with NTK", "long-context",
-        (passkeys("passkeys at 16 ×, the authors' form, NTK 4", SLACK, 16, **_NTK, factor=4.0),
-        passkeys("passkeys at 4 ×, exact, unscaled", EXACT, 4, scaling="none")),
+        (passkeys("passkeys at 16 ×, the authors' form, NTK 4", SLACK, {"times": 16}, **_NTK,
+            factor=4.0),
+        passkeys("passkeys at 4 ×, exact, unscaled", EXACT, {"times": 4}, scaling="none")),
         also=("coca/figure5", "coca/figure8")),
     Claim("coca/passkeys",
         "Ours: where only distance is new, CoCA finds passkeys further than RoPE.",

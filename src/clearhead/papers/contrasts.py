@@ -1,7 +1,6 @@
 """Claims as comparisons of two arms' numbers, and the verdict of each record on them."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -20,7 +19,6 @@ Patterns = str | tuple[str, ...]
 """Patterns of an arm's name, in order of preference: the first with numbers counts (committed
 records have other names than new ones)."""
 Rows = list[tuple[Run, list[Measure]]]
-"""Runs, each with its measures of a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +87,8 @@ def measures(*sides: tuple[Reading, Sequence[Run]], apart: Collection[str] = ())
         return metric, frozenset(item for item in dimensions if item[0] not in apart)
 
     rows = [[part.rows(runs) for part in reading.parts] for reading, runs in sides]
-    places: dict[int, set[Key]] = defaultdict(set)
-    for run, ones in (row for side in rows for part in side for row in part):
-        places[id(run)].update(map(key, ones))
-    shared = set.intersection(*places.values()) if places else set()
+    places = [{*map(key, ones)} for side in rows for part in side for _, ones in part]
+    shared = set.intersection(*places) if places else set()
 
     def at_shared(rows: Rows) -> Found:
         """Rows of the seeds that have all of the pattern's arms: other means would not compare."""
@@ -163,12 +159,6 @@ class Contrast:
         """The difference beyond which the claim fails: 0, or the margin that it allows."""
         return (self.margin or 0.0) * (1 if self.claimed == "lower" else -1)
 
-    @property
-    def arms(self) -> set[str]:
-        """Patterns of all arms that it reads."""
-        readings = (self.ours, self.theirs, *(gate.reading for gate in self.gates))
-        return {name for one in readings for part in one.parts for name in part.arm}
-
     def outcomes(self, sources: Mapping[str, Records]) -> "Iterator[Outcome]":
         """The difference in each source and under each label where both arms have a number. They
         may differ in the map, a length in training lengths, and where their readings differ."""
@@ -178,10 +168,8 @@ class Contrast:
         for source, records in sources.items():
             runs = {label: records.labelled(label).runs for label in records.labels()}
             for label in runs:
-                labels = (label,) if self.theirs.label == self.ours.label else tuple(runs)
-                other = next((one for one in labels if self.theirs.rows(runs[one])), None)
-                if other is None or not self.ours.rows(runs[label]):
-                    continue
+                labels = [label] if self.theirs.label == self.ours.label else runs
+                other = next((one for one in labels if self.theirs.rows(runs[one])), label)
                 sides = (self.ours, runs[label]), (self.theirs, runs[other])
                 mine, others = measures(*sides, apart=apart)
                 test = partial(_test, self, mine, others)
@@ -191,8 +179,7 @@ class Contrast:
                 yield Outcome(
                     self,
                     ", ".join(filter(None, (source, label))),
-                    cast("Summary", summarize(by_seed(mine, scale))),
-                    cast("Summary", summarize(by_seed(others, scale))),
+                    *(cast("Summary", summarize(by_seed(one, scale))) for one in (mine, others)),
                     difference=difference,
                     test=test,
                     missing=next(self._missing(runs[label], runs[other]), ""),
@@ -310,7 +297,9 @@ class Claim:
     @property
     def arms(self) -> set[str]:
         """Patterns of all arms that it reads."""
-        return {name for one in self.contrasts for name in one.arms}
+        sides = [side for one in self.contrasts for side in (one.ours, one.theirs)]
+        gates = [gate.reading for one in self.contrasts for gate in one.gates]
+        return {name for one in sides + gates for part in one.parts for name in part.arm}
 
 
 def number(metric: str, *, times: float | None = None, label: str = "*", **at: Any) -> Reading:

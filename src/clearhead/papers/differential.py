@@ -56,9 +56,8 @@ def differential(scale: str) -> Iterator[Study]:
         "logits": diagnose(length=length),  # of table 5; training does not measure the largest
     }
     table = replace(TABLES[scale], label="differential", questions=questions)
-    yield table.arm("transformer", *RATES[scale])
-    yield table.arm("differential", *RATES[scale])  # the interventions: two maps, subtracted
-    yield table.arm("differential-v2", *RATES[scale])
+    # The interventions: two maps, subtracted.
+    yield from table.each(("transformer", "differential", "differential-v2"), *RATES[scale])
 
 
 @experiment(PAPER, published=True)
@@ -94,8 +93,7 @@ def abilities(scale: str) -> Iterator[Study]:
     documents = evaluate(tasks=("hallucination",), lengths=(length,), hallucination=summaries)
     questions = {"answers": answers, "documents": documents}
     table = replace(table, label="abilities", questions=questions)
-    yield table.arm("transformer", *rates)
-    yield table.arm("differential", *rates)  # the intervention
+    yield from table.each(("transformer", "differential"), *rates)  # the intervention
 
 
 @experiment(PAPER)
@@ -105,8 +103,7 @@ def differential_scaling(scale: str) -> Iterator[Study]:
     for width in WIDTHS[scale]:
         tokens = whole.train.tokens * width**2 // largest**2
         table = whole.changed(label=f"width {width}", tokens=tokens, width=width)
-        for preset in ("transformer", "differential"):  # the intervention
-            yield table.arm(preset, *RATES[scale])
+        yield from table.each(("transformer", "differential"), *RATES[scale])  # the intervention
 
 
 @experiment(f"{PAPER}, arXiv 2311.01906")
@@ -123,9 +120,8 @@ def speed(scale: str) -> Iterator[Study]:
             compile="blocks", log_every=4),
     }[scale]
     # fmt: on
-    yield table.arm("transformer", 1e-3)
-    for preset in ("differential", "differential-v2", "sas", "sas-p", "clearhead"):
-        yield table.arm(preset, 1e-3)  # the intervention
+    interventions = ("differential", "differential-v2", "sas", "sas-p", "clearhead")
+    yield from table.each(("transformer", *interventions), 1e-3)
 
 
 # The claims

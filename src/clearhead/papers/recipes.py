@@ -10,14 +10,13 @@ from clearhead.settings.train import TrainConfig
 
 
 class PublishedRun(NamedTuple):
-    """A training run of a paper as a comparison of its presets, with the parameters it names, rates
-    of single presets, and the size whose checkpoint it goes on from."""
+    """A training run of a paper as a comparison of its presets, with the parameters it names and
+    rates of single presets."""
 
     paper: str
     parameters: str
     config: Study
     rates: Mapping[str, float]
-    continues: str
 
 
 RUNS: dict[str, PublishedRun] = {}
@@ -29,14 +28,13 @@ def _add(
     sizes: Mapping[str, str],
     *presets: str,
     rates: Mapping[str, float] | None = None,
-    continues: str = "",
     **settings: Any,
 ) -> None:
     """Add the runs of a recipe: {size: parameters}, and settings by their names in `changed`."""
     for size, parameters in sizes.items():
         train = TrainConfig(compile="blocks", log_every=20)
         study = Study(presets=presets, size=size, seeds=(0,), train=train).changed(**settings)
-        RUNS[size] = PublishedRun(paper, parameters, study, rates or {}, continues)
+        RUNS[size] = PublishedRun(paper, parameters, study, rates or {})
 
 
 # fmt: off
@@ -57,7 +55,7 @@ _add("arXiv 2410.05258", {"diff-3b": "3B"}, *_DIFF, data=_SLIMPAJAMA, tokenizer=
     tokens=350_000_000_000, sequence_length=4096, batch_size=4, accumulation=256,
     learning_rate=3.2e-4, betas=(0.9, 0.95), weight_decay=0.1, schedule="linear",
     warmup=0.011983797905232126, final_learning_rate=0.04, save_every=1000)
-_add("arXiv 2410.05258", {"diff-3b-64k": "3B"}, *_DIFF, continues="diff-3b", data=_SLIMPAJAMA,
+_add("arXiv 2410.05258", {"diff-3b-64k": "3B (from diff-3b)"}, *_DIFF, data=_SLIMPAJAMA,
     tokenizer="Xenova/gpt-4", tokens=1_500_000_000, sequence_length=65_536, batch_size=1,
     accumulation=64, learning_rate=8e-5, betas=(0.9, 0.95), weight_decay=0.1, schedule="constant",
     warmup=0.0, final_learning_rate=0.04, save_every=100)
@@ -105,11 +103,8 @@ def commands() -> Iterator[str]:
     for name, run in RUNS.items():
         config, arm = run.config, run.config.arms[0]
         count = plan(preset(arm.preset, config.size, **arm.model)).parameters
-        more = f"; goes on from {run.continues}" if run.continues else ""
-        yield (
-            f"# {name}: {run.parameters} of {run.paper}; {count:,} parameters, "
-            f"{config.train.tokens:,} tokens{more}"
-        )
+        size = f"{count:,} parameters, {config.train.tokens:,} tokens"
+        yield f"# {name}: {run.parameters} of {run.paper}; {size}"
         for arm in config.arms:
             words = ["clearhead", "train", arm.preset, "--size", config.size]
             keys = [f"{key}={value}" for key, value in arm.model.items()]

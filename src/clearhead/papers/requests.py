@@ -52,24 +52,23 @@ def chosen(
             raise ClearheadError(f"{name} has no arms at {scale}, but at {', '.join(scales)}")
         for claim in there:
             patterns[claim.study] |= claim.arms
-    asked = [study for study, some in patterns.items() if some]
-    wanted = {study: arms_of(study, scale, only or patterns[study]) for study in asked}
-    arms = [one.name for study in asked for one in arms_of(study, scale)]
-    of_arms = [name for some in wanted.values() for one in some for name in one.questions]
+    wanted = {name: arms_of(name, scale, only or some) for name, some in patterns.items() if some}
+    arms = [one.name for name in wanted for one in arms_of(name, scale)]
+    of_arms = [question for some in wanted.values() for one in some for question in one.questions]
     for kind, given, there_are in (("arms", only, arms), ("questions", questions, of_arms)):
         for pattern in given:
             if not any(fnmatchcase(name, pattern) for name in there_are):
                 all_ = ", ".join(dict.fromkeys(there_are)) or "none"
                 raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {all_}")
-    folders = {study: output or Path("runs") / f"{study}-{scale}" for study in wanted}
-    if output is not None and len(wanted) > 1:
-        folders = {study: output / study for study in wanted}
-    changes["questions"] = questions
-    return {
-        study: [changed(one, output=folders[study], **changes) for one in some]
-        for study, some in wanted.items()
-        if some
-    }
+    studies = {}
+    for name, some in wanted.items():
+        folder = Path("runs") / f"{name}-{scale}"
+        if output is not None:
+            folder = output / name if len(wanted) > 1 else output
+        studies[name] = [
+            changed(one, output=folder, questions=questions, **changes) for one in some
+        ]
+    return {name: some for name, some in studies.items() if some}
 
 
 def listed(scale: str) -> Iterator[str]:

@@ -9,18 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from clearhead.papers.contrasts import (
-    LOSS,
-    Claim,
-    Contrast,
-    Gate,
-    Patterns,
-    Reading,
-    lower,
-    no_worse,
-    number,
-    ratio,
-)
+from clearhead.papers.contrasts import LOSS, Claim, Contrast, Gate, lower, no_worse, number, ratio
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import COSMOPEDIA, WHOLE, Study, diagnose, experiment, quantize
 from clearhead.settings.data import DataConfig
@@ -85,10 +74,8 @@ def sink(scale: str) -> Iterator[Study]:
     table = replace(
         table, questions={"longer": _DOCUMENTS(length=512, data=long), **table.questions}
     )
-    yield table.arm("transformer", *RATES)
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
-    for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):
-        yield table.arm(preset, *RATES)
+    yield from table.each(("transformer", "softmax1", "sink", "key-bias", "gated", "xsa"), *RATES)
 
 
 @experiment(PAPER)
@@ -98,8 +85,7 @@ def sink_text(scale: str) -> Iterator[Study]:
     questions = {"opening": _DOCUMENTS(data=_text(ORDINARY[scale]))}
     table = ORDINARY[scale].changed(position="learned", weight_decay=0.5, begin_windows=True)
     table = replace(table, label="sink on text", measure_every=0.25, questions=questions)
-    yield table.arm("transformer", 2e-3)
-    yield table.arm("softmax1", 2e-3)  # the intervention
+    yield from table.each(("transformer", "softmax1"), 2e-3)  # the intervention
 
 
 @experiment(PAPER)
@@ -166,7 +152,7 @@ BASE, ADAMW = "transformer", ("transformer", "transformer · adamw", "transforme
 ORTHO, SHARED = "transformer · orthoadam", "transformer · orthoadam · rotation_share size"
 FORMS = {"one rotation for each parameter": ORTHO, "one rotation for all axes of a size": SHARED}
 SAFE = ("transformer · embedding_projection true · muon", "osp")
-NEWER: dict[str, Patterns] = {
+NEWER = {
     "softpick": ("transformer · normalizer softpick", "softpick"),
     "a headwise gate": ("transformer · epilogue gate-headwise", "gated-headwise"),
     "outlier-safe pre-training": SAFE,
@@ -186,9 +172,7 @@ def _sink(words: str, arm: str, label: str, **options: Any) -> Contrast:
     return lower(words, share, arm, BASE, least=0.3, **options)
 
 
-def _costs(
-    words: str, arm: Patterns, than: Patterns | Reading = ADAMW, what: Reading = _COARSE
-) -> Contrast:
+def _costs(words: str, arm: Any, than: Any = ADAMW, what: Any = _COARSE) -> Contrast:
     """The cost of few bits, where they cost the baseline something: the perplexity that they add,
     or its share of that in full precision, for arms that differ in it."""
     added = replace(what, metric="added_perplexity")
@@ -198,7 +182,7 @@ def _costs(
     return lower(words, what, arm, than, gate)
 
 
-def _kurtosis(words: str, arm: Patterns, *, own_rates: bool = False, **at: Any) -> Contrast:
+def _kurtosis(words: str, arm: Any, *, own_rates: bool = False, **at: Any) -> Contrast:
     """Kurtosis, where the baseline has outliers."""
     words = f"kurtosis {words}" + ", each at its own rate" * own_rates
     what = number("kurtosis", **at)

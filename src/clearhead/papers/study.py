@@ -3,12 +3,11 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property, partial, wraps
+from dataclasses import dataclass, field, replace
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.errors import ClearheadError
 from clearhead.lab.configs import RECORDS, Arm, ArmConfig, CompareConfig, FinetuneJob, Job
 from clearhead.lab.sweep_configs import (
     DIAGNOSIS_FILE,
@@ -72,6 +71,10 @@ class Study(CompareConfig):
         settings = {key: value for key, value in self.set.items() if key not in changes}
         return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates)
 
+    def each(self, presets: Iterable[str], *rates: float) -> "Iterator[Study]":
+        """The arms of several presets at the same rates."""
+        return (self.arm(preset, *rates) for preset in presets)
+
     def changed(self, *, length: int | None = None, **settings: Any) -> "Study":
         """The study with other settings, by their names in a study, its training or its text
         (`data` is its sources); any other name is a key of every model's configuration, or short
@@ -79,17 +82,18 @@ class Study(CompareConfig):
         if length is not None:
             whole = {"sequence_length": length, "max_position_embeddings": length}
             settings = whole | settings
-        parts: dict[str, dict[str, Any]] = {"study": {}, "train": {}, "data": {}, "set": {}}
-        for name, value in settings.items():
-            parts[_PARTS.get(name, "set")][SHAPE.get(name, name)] = value
-        train, data = replace(self.train, **parts["train"]), replace(self.data, **parts["data"])
-        return replace(self, train=train, data=data, set=self.set | parts["set"], **parts["study"])
+        data, train, study = (
+            {name: settings.pop(name) for name in kind.__dataclass_fields__ if name in settings}
+            for kind in (DataConfig, TrainConfig, Study)
+        )
+        keys = {SHAPE.get(name, name): value for name, value in settings.items()}
+        study |= {"data": replace(self.data, **data), "train": replace(self.train, **train)}
+        return replace(self, set=self.set | keys, **study)
 
-    @cached_property
+    @property
     def side(self) -> Arm:
         """The arm as one side of a comparison, by the name and the folder that it has there."""
-        (only,) = self.arms
-        return only
+        return self.arms[0]
 
     @property
     def name(self) -> str:
@@ -173,30 +177,24 @@ class Study(CompareConfig):
         return Job(name=name, config=config, records=records, **names | others)
 
 
-# Names of settings, and the part of a study that each belongs to.
-_PARTS = {
-    one.name: part
-    for part, kind in (("study", Study), ("train", TrainConfig), ("data", DataConfig))
-    for one in fields(kind)
-}
+Arms = Callable[[str], Iterable[Study]]
+"""A function that yields the study of each arm at a scale."""
 
 
 class Experiment(NamedTuple):
-    """An experiment of a paper: the function that yields the study of each arm at a scale."""
+    """An experiment of a paper."""
 
     name: str
     paper: str
     about: str
-    arms: Callable[[str], Iterable[Study]]
+    arms: Arms
     scales: tuple[str, ...] = ("tiny", "small")
 
 
-def experiment(
-    paper: str, *, published: bool = False
-) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
+def experiment(paper: str, *, published: bool = False) -> Callable[[Arms], Experiment]:
     """Decorator of a function that yields arms; `published`: at the scale `paper` too."""
 
-    def decorated(arms: Callable[[str], Iterator[Study]]) -> Experiment:
+    def decorated(arms: Arms) -> Experiment:
         about = " ".join((arms.__doc__ or "").partition("\n\n")[0].split())
         once = cache(wraps(arms)(lambda scale: tuple(arms(scale))))
         scales = ("tiny", "small", "paper")[: 2 + published]
@@ -248,10 +246,6 @@ def loss(records: Path) -> float:
     """The held-out loss of a file's only run, at its training length, of the next token or of
     hidden ones; inf where the run diverged."""
     (run,) = load(records).runs
-    if run.header.get("diverged"):
-        return math.inf
-    for metric in ("loss", "masked loss"):
-        measure = run.measure(metric, length=run.sequence_length)
-        if measure is not None:
-            return math.inf if measure.value is None else measure.value
-    raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")
+    losses = (run.value(metric, length=run.sequence_length) for metric in ("loss", "masked loss"))
+    known = [] if run.diverged else [one for one in losses if one is not None]
+    return known[0] if known else math.inf
