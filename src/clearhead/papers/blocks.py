@@ -108,17 +108,14 @@ def blocks_longer(scale: str) -> Iterator[Study]:
 
 @experiment("arXiv 2410.17174")
 def outliers_deep(scale: str) -> Iterator[Study]:
-    """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers.
-
-    Norms have one gain, as OrthoAdam's argument needs. OrthoAdam's rotation is a parameter's own
-    (the paper's), and one for all axes of a size.
-    """
+    """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers."""
     few = ("w6a6-coarse", "w4a4-coarse", "hadamard-w6a6-coarse", "hadamard-w4a4-coarse")
     schemes = ("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel")
     bits = quantize(scheme=schemes + few, length=128, tokens=32_768)
     table = TABLES["small"][24] if scale == "small" else DEEP["tiny"][1]
+    # OrthoAdam's argument needs norms of one gain.
     table = table.changed(norm="rmsnorm-single", label="deep outliers", questions={"bits": bits})
-    shared = ORTHOADAM | {"train.rotation_share": "size"}
+    shared = ORTHOADAM | {"train.rotation_share": "size"}  # the paper's is a parameter's own
     for preset, changes in product(("transformer", "sas-p"), ({}, ORTHOADAM, shared)):
         yield from _arms(table, 24, preset, **changes)  # the interventions
     if scale == "small":  # SAS-P as it grew kurtosis 100: a gain for each channel

@@ -1,8 +1,7 @@
 """The papers' claims, each with its published numbers, and verdicts on them from records.
 
-Comparable records of one contrast are taken together by Stouffer's method: each record's test gives
-a z, weighted by the square root of its runs. The interval holds every difference that the pooled
-test does not reject.
+Records i of n_i runs of one contrast are pooled by Stouffer's method: z = Σ √n_i z_i / √Σ n_i. The
+interval holds every difference that the pooled test does not reject.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +15,7 @@ from clearhead.report.statistics import LEVEL, Difference, threshold_of
 
 PAPERS = (differential, coca, blocks, softmax1, ours)
 CLAIMS: tuple[Claim, ...] = tuple(claim for paper in PAPERS for claim in paper.CLAIMS)
-"""All claims, in the order of the book. Arms have the names of `clearhead reproduce`, then those of
-the committed records."""
+"""All claims, in the order of the book."""
 _Z = 1.959963984540054
 
 
@@ -108,8 +106,7 @@ def threshold_over(rows: Iterable[Sequence[Pooled]]) -> float:
 
 
 def judged(sources: Mapping[str, Records]) -> list[Judged]:
-    """Every claim with its comparisons, each over all records, and its verdict, at a false
-    discovery rate of 5 % over all comparisons of the book (Benjamini-Hochberg)."""
+    """Every claim with its verdict, at a false discovery rate of 5 % (Benjamini-Hochberg)."""
     rows = [[pool(one, sources) for one in claim.contrasts] for claim in CLAIMS]
     threshold = threshold_over(rows)
     found = []
@@ -120,8 +117,7 @@ def judged(sources: Mapping[str, Records]) -> list[Judged]:
 
 
 def verdict_of(verdicts: Sequence[Judgement]) -> Judgement:
-    """The verdict of a claim: it holds where all its comparisons do, does not where one is decided
-    the other way, and is untested where no record counts for any of them."""
+    """The verdict of a claim: that of its comparisons where they agree, or that one fails."""
     if Judgement.DOES_NOT_HOLD in verdicts:
         return Judgement.DOES_NOT_HOLD
     (one, *others) = {*verdicts}

@@ -23,10 +23,9 @@ Rows = list[tuple[Run, list[Measure]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A number of every run of an arm: the mean of all measures that match, over all arms of the
-    pattern, so that the main effects of a factorial are contrasts. `times` is the length of the
-    text in training lengths, `label` a pattern; `minus` is subtracted within each seed, to leave
-    the `distance` if that is asked."""
+    """A number of every run of an arm, or of all arms of a pattern (a factorial's main effect): the
+    mean of all measures that match. `times` is the length of the text in training lengths, `label`
+    a pattern; `minus` is subtracted within each seed, for a `distance` without its sign."""
 
     arm: tuple[str, ...] = ()
     metric: str
@@ -60,12 +59,9 @@ class Reading:
         return fmean(by_seed(values)) if values else None
 
     def _measures(self, run: Run) -> list[Measure]:
-        """The final measures of a run, without milestones of its training and missing values.
-
-        What a task measured aside is of another text, so it counts only where there is no other; so
-        do windows that open documents, unless the reading names `at`. Of several maps the last
-        counts, which multiplies the values.
-        """
+        """The final measures of a run; of several maps the last, which multiplies the values. What
+        a task measured aside, on another text, counts only where there is no other; so do windows
+        that open documents, unless the reading names `at`."""
         at = {"step": None, **self.at}
         if self.times is not None:
             at["length"] = round(self.times * (run.sequence_length or -1))
@@ -79,8 +75,8 @@ class Reading:
 
 
 def measures(*sides: tuple[Reading, Sequence[Run]], apart: Collection[str] = ()) -> list[Found]:
-    """{seed: measures} of each reading in the runs of a label, at the places that all runs of all
-    have (but for the dimensions `apart`), less the numbers subtracted."""
+    """{seed: measures} of each reading, less the numbers subtracted, at the places that all runs of
+    all readings have (but for the dimensions `apart`)."""
 
     def key(one: Measure) -> Key:
         metric, dimensions = one.key
@@ -134,14 +130,10 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """One comparison that a claim makes: a number of one arm against that of another, read under
-    the same label unless it names one.
-
-    It is `claimed` to be "lower" or "higher", with a `margin` by at most so much on the other side.
-    A `relative` one, and its margin, are shares of the mean of theirs; of a `counted` one both
-    numbers are the same in every run; of a `blocked` one both are means over the arms of a
-    factorial, compared within each seed. Two optimizers may have `own_rates`.
-    """
+    """A number of one arm, `claimed` to be "lower" or "higher" than that of another, or with a
+    `margin` by at most so much on the other side. A `relative` difference, and its margin, are
+    shares of the mean of theirs; `counted` numbers are the same in every run; `blocked` ones, means
+    over the arms of a factorial, are compared within each seed. Optimizers may have `own_rates`."""
 
     words: str
     ours: Reading
@@ -160,8 +152,8 @@ class Contrast:
         return (self.margin or 0.0) * (1 if self.claimed == "lower" else -1)
 
     def outcomes(self, sources: Mapping[str, Records]) -> "Iterator[Outcome]":
-        """The difference in each source and under each label where both arms have a number. They
-        may differ in the map, a length in training lengths, and where their readings differ."""
+        """The difference in each source and under each label where both arms have a number; places
+        may differ in the map, in a length by `times`, and in what the readings name differently."""
         ats = [part.at for one in (self.ours, self.theirs) for part in one.parts]
         apart = {name for at in ats for name in at if len({one.get(name) for one in ats}) > 1}
         apart |= {"map"} if self.ours.times is None else {"map", "length"}
@@ -206,8 +198,7 @@ class Contrast:
 
 
 def _has_learnt(reading: Reading, runs: Sequence[Run]) -> bool:
-    """True if the mean perplexity at the training length, that goes with a loss or perplexity
-    anywhere, is below √vocabulary, or is not known."""
+    """False of losses and perplexities where that at the training length is √vocabulary or more."""
     metric = "loss" if reading.metric.startswith("ar_hit") else reading.metric
     if not metric.endswith(("loss", "perplexity")) or metric.startswith("added"):
         return True
@@ -256,8 +247,7 @@ class Outcome:
 
 
 def judge(contrast: Contrast, difference: Difference | None, threshold: float) -> Judgement:
-    """The verdict of a difference on what a contrast claims, where `threshold` is the largest p
-    that holds in the book; untested without a difference."""
+    """The verdict of a difference, where `threshold` is the largest p that holds in the book."""
     if difference is None:
         return Judgement.UNTESTED
     upward = contrast.claimed == "higher"
@@ -319,8 +309,7 @@ def lower(
     least: float | None = None,
     **options: Any,
 ) -> Contrast:
-    """The number of `arm` is lower than that of `than`, which is at least `least`, a defect; either
-    may be a number of its own."""
+    """The number of `arm` is lower than that of `than`, which is a defect from `least` on."""
     ours, theirs = (one if isinstance(one, Reading) else what.of(one) for one in (arm, than))
     if least is not None:
         gates += (Gate(theirs, least, "the number compared with"),)
@@ -338,8 +327,7 @@ def no_worse(*given: Any, by: float = 0.0, better: str = "lower", **options: Any
 def ratio(
     *given: Any, at_most: float | None = None, at_least: float | None = None, **options: Any
 ) -> Contrast:
-    """The number of `arm` as a share of that of `than`: above 1, unless another bound or "lower" is
-    `claimed`."""
+    """The number of `arm` as a share of that of `than`: above 1, or within another bound."""
     if at_most is not None:
         options |= {"claimed": "lower", "margin": at_most - 1}
     if at_least is not None:

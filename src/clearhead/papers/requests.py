@@ -93,8 +93,7 @@ def arms_for(claim: Claim, scale: str) -> list[Study]:
 
 
 def arms_of(study: str, scale: str, patterns: Iterable[str] = ALL) -> list[Study]:
-    """The arms of an experiment that a pattern names, with the task of its fine-tuning or without;
-    none where it has not that scale."""
+    """The arms of an experiment that patterns, ARM or ARM on TASK, name; none without the scale."""
     experiment, names = EXPERIMENTS[study], {one.partition(" on ")[0] for one in patterns}
     arms = experiment.arms(scale) if scale in experiment.scales else ()
     return [one for one in arms if any(fnmatchcase(one.name, name) for name in names)]
@@ -132,8 +131,7 @@ def changed(
 
 
 def cost(arms: Iterable[Study], scale: str) -> str:
-    """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs: at
-    6 × parameters × tokens, without evaluations."""
+    """Runs, tokens and hours of training, at 6 × parameters × tokens, without evaluations."""
     runs = tokens = beyond = 0
     flops = 0.0
     sizes: dict[str, int] = {}  # by label

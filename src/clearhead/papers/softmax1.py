@@ -1,8 +1,6 @@
-"""Sinks and outlier activations, and what removes them: arXiv 2410.17174; `paper` is its 130M.
-
-On ordinary text no sink forms within a day on two cores; on the synthetic text of arXiv 2410.13835,
-bigrams that now and then copy back, one forms in minutes, at documents' begin tokens.
-"""
+"""Sinks and outlier activations, and what removes them: arXiv 2410.17174; `paper` is its 130M. On
+ordinary text no sink forms within a day on two cores; on the bigrams of arXiv 2410.13835, which now
+and then copy back, one forms in minutes, at documents' begin tokens."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -173,8 +171,7 @@ def _sink(words: str, arm: str, label: str, **options: Any) -> Contrast:
 
 
 def _costs(words: str, arm: Any, than: Any = ADAMW, what: Any = _COARSE) -> Contrast:
-    """The cost of few bits, where they cost the baseline something: the perplexity that they add,
-    or its share of that in full precision, for arms that differ in it."""
+    """The perplexity that few bits add, or its share, where they cost the baseline something."""
     added = replace(what, metric="added_perplexity")
     gate = Gate(added.of(ADAMW), 0.5, "added perplexity of the baseline")
     share = "share of " * (what.metric == "cost")

@@ -44,8 +44,7 @@ Losses = Mapping[float, float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Study(CompareConfig):
-    """Arms on the same tokens in the same order, under one label; `arm` is the study of one arm,
-    which an experiment yields. Every job has a folder or file of its own within `output`."""
+    """Arms on the same tokens under one label; `arm` is the study of one, with jobs in `output`."""
 
     presets: tuple[str, ...] = ("transformer",)
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -60,13 +59,12 @@ class Study(CompareConfig):
     called: str = ""
     """Name of the arm; that of its preset and changes where not given."""
     conversion: ConvertConfig | None = None
-    """The conversion of the model to start from, before it is trained; random rotations are drawn
-    anew with each seed."""
+    """The conversion of the model to start from; each seed draws its random rotations anew."""
 
     def arm(self, preset: str, *rates: float, **changes: Any) -> "Study":
-        """One arm: a preset, what is changed of it, in place of the setting for all arms, and its
-        learning rates. Of several the one with the lowest loss on training text held out from its
-        run is chosen; while that is the lowest or highest, the next beyond it is tried too."""
+        """One arm: a preset, its changes, in place of the settings for all arms, and its learning
+        rates. Of several the best on held-out training text counts; while that is the lowest or
+        highest, the next beyond it is tried too."""
         vary = {key: (value,) for key, value in changes.items()}
         settings = {key: value for key, value in self.set.items() if key not in changes}
         return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates)
@@ -115,8 +113,7 @@ class Study(CompareConfig):
         return short._run(f"sweeps/{self._place}-{written(rate)}", rate, SWEEP_SEED, start)
 
     def runs(self, rate: float | None, seed: int, swept: tuple[float, ...] = ()) -> list[Job]:
-        """The run that counts, of an arm that is trained, and the questions to its model; a job's
-        `after` makes the model that it starts from."""
+        """The run that counts, of an arm that is trained, and the questions to its model."""
         start = self._conversion(seed)
         if rate is None:
             return [*self._evaluations(seed, start)]
@@ -243,8 +240,7 @@ def written(rate: float) -> str:
 
 
 def loss(records: Path) -> float:
-    """The held-out loss of a file's only run, at its training length, of the next token or of
-    hidden ones; inf where the run diverged."""
+    """The held-out loss of a file's only run at its training length; inf where it diverged."""
     (run,) = load(records).runs
     losses = (run.value(metric, length=run.sequence_length) for metric in ("loss", "masked loss"))
     known = [] if run.diverged else [one for one in losses if one is not None]

@@ -49,8 +49,7 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
 
 
 def verify_model(folder: Path) -> None:
-    """Check the files of a saved model or checkpoint; without a manifest, as other libraries' are,
-    it passes unchecked."""
+    """Check the files of a saved model or checkpoint; those of other libraries have no manifest."""
     for name in (FILE, CHECKPOINT_FILE):
         if os.path.lexists(folder / name):
             advice = f"restore {folder}, or, where the change is meant, delete {folder / name}"
