@@ -298,20 +298,15 @@ def number(metric: str, *, times: float | None = None, label: str = "*", **at: A
 
 
 LOSS = number("loss", times=1)
+Side = Patterns | Reading  # of a comparison: an arm, or a number of its own
 
 
 def lower(
-    words: str,
-    what: Reading,
-    arm: Patterns | Reading,
-    than: Patterns | Reading,
-    *gates: Gate,
-    least: float | None = None,
-    **options: Any,
+    words: str, what: Reading, arm: Side, than: Side, *gates: Gate, least: float = 0, **options: Any
 ) -> Contrast:
     """The number of `arm` is lower than that of `than`, which is a defect from `least` on."""
     ours, theirs = (one if isinstance(one, Reading) else what.of(one) for one in (arm, than))
-    if least is not None:
+    if least:
         gates += (Gate(theirs, least, "the number compared with"),)
     return Contrast(words=words, ours=ours, theirs=theirs, gates=gates, **options)
 

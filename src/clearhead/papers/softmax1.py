@@ -89,19 +89,15 @@ def sink_text(scale: str) -> Iterator[Study]:
 @experiment(PAPER)
 def elimination(scale: str) -> Iterator[Study]:
     """The baseline with one part of it changed at a time."""
-    changes: dict[str, tuple[Any, ...]] = {  # the interventions
-        "position": ("none", "learned"),
-        "bias": (True,),
-        "norm": ("layernorm", "rmsnorm-single"),
-        "mlp": ("relu",),
-        "qk_norm": ("rmsnorm",),
-        "normalizer": ("softmax1",),
-        "train.weight_decay": (0.5,),
-        "train.optimizer": ("orthoadam",),
-    }
+    interventions = (
+        *(("position", "none"), ("position", "learned"), ("bias", True)),
+        *(("norm", "layernorm"), ("norm", "rmsnorm-single"), ("mlp", "relu")),
+        *(("qk_norm", "rmsnorm"), ("normalizer", "softmax1")),
+        *(("train.weight_decay", 0.5), ("train.optimizer", "orthoadam")),
+    )
     table = _made(scale, "elimination")
     yield table.arm("transformer", *RATES)
-    for key, value in ((key, value) for key, values in changes.items() for value in values):
+    for key, value in interventions:
         yield table.arm("transformer", *RATES, **{key: value})
 
 

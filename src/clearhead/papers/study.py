@@ -38,9 +38,6 @@ WHOLE = 0.999  # the share held out of a text that is only measured on
 BEYOND = 3  # rates that a sweep tries beyond those it was given, at most
 SHAPE = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
 
-Losses = Mapping[float, float | None]
-"""{rate: held-out loss}: inf where the run diverged, None where the loss is not known yet."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Study(CompareConfig):
@@ -217,13 +214,13 @@ def as_folder(words: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", words).strip("-")
 
 
-def best(losses: Losses) -> float | None:
-    """The rate of the lowest loss that is known; None where none is, or all diverged."""
+def best(losses: Mapping[float, float | None]) -> float | None:
+    """The rate of the lowest loss that is known (not None); None where all diverged (inf)."""
     known = {rate: x for rate, x in losses.items() if x is not None and x < math.inf}
     return min(known, key=lambda rate: known[rate], default=None)
 
 
-def beyond(losses: Losses) -> float | None:
+def beyond(losses: Mapping[float, float | None]) -> float | None:
     """The next rate to try, in two digits, where the best of several is the lowest or the highest:
     the edge is the geometric mean of it and of its neighbour. None until all losses are known."""
     ordered, chosen = sorted(losses), best(losses)
