@@ -50,8 +50,8 @@ TABLES = {
         24: _table("small", 24, 256, 4_915_200, 2_048_000),
     },
     "paper": {
-        18: RUNS["codeparrot"].config.changed(label="18 layers", **MEASURED),
-        72: RUNS["codeparrot-72"].config.changed(label="72 layers", **MEASURED),
+        18: RUNS["codeparrot"].changed(label="18 layers", **MEASURED),
+        72: RUNS["codeparrot-72"].changed(label="72 layers", **MEASURED),
     },
 }
 DEEP = {
@@ -185,7 +185,7 @@ def _tasks(*tasks: str, rate: float = 1e-3, epochs: int = 5) -> dict[str, Finetu
 
 
 # fmt: off
-_BERT = RUNS["crammed"].config.changed(seeds=(0, 1, 2), label="encoders")
+_BERT = RUNS["crammed"].changed(seeds=(0, 1, 2), label="encoders")
 # The crammed recipe in steps of one batch.
 _SHORT = Study(label="encoders", train=_BERT.train).changed(
     accumulation=1, ramp=0.0, compile="none", save_every=0)

@@ -115,7 +115,7 @@ TABLES = {
         label="long context", layers=6, width=384, heads=6, initializer_range=384**-0.5, length=512,
         tokens=41_000_000, batch_size=32, sweep_tokens=8_000_000,
         data=(BOOKS, VARIED, *OTHERS), limit=100_000_000),
-    "paper": RUNS["coca-350m"].config.changed(label="long context"),
+    "paper": RUNS["coca-350m"].changed(label="long context"),
 }
 ALONE = {
     "tiny": _STUDY.changed(

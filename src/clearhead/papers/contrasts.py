@@ -15,9 +15,8 @@ from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, hol
 
 OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
 """Measures that grow with the learning rate, whatever the architecture."""
+# Patterns of an arm's name, new records' first and then committed ones': that with numbers counts.
 Patterns = str | tuple[str, ...]
-"""Patterns of an arm's name, in order of preference: the first with numbers counts (committed
-records have other names than new ones)."""
 Rows = list[tuple[Run, list[Measure]]]
 
 

@@ -128,7 +128,7 @@ TABLES = {
         presets=("gpt2",), size="small", length=256, max_position_embeddings=1024,
         intermediate_size=2048, tokens=100_000_000, sweep_tokens=20_000_000, batch_size=128,
         compile="blocks", data=("hf:allenai/c4:en",), vocabulary=16_384, limit=500_000_000),
-    "paper": RUNS["gpt2-130m"].config.changed(
+    "paper": RUNS["gpt2-130m"].changed(
         vary={}, label="outliers", lengths=(1, 4), measure_every=0.1),
 }
 ORDINARY = {

@@ -41,16 +41,14 @@ def known_jobs(
         runs = [] if rate is None else [one.runs(rate, seed)[0] for seed in one.seeds]
         if not any(is_finished(job, logs) for job in runs):
             sweep = [one.attempt(at) for at in losses]
-            missing = (one.attempt(at).name for at in losses.keys() - {*swept})
-            rate = rate if all(name in tried for name in missing) else None
+            if any(one.attempt(at).name not in tried for at in losses.keys() - {*swept}):
+                rate = None
     if one.tries and rate is None:
         return None, sweep, []
     return rate, sweep, [job for seed in one.seeds for job in one.runs(rate, seed, swept)]
 
 
-def reproduce(
-    arms: Sequence[Study], output: Path, *, jobs: int, work: Work | None = None
-) -> tuple[Path, int]:
+def reproduce(arms: Sequence[Study], output: Path, *, jobs: int, work: Work) -> tuple[Path, int]:
     """Run the missing jobs of every arm, sweeps first, then seed by seed; return OUTPUT's
     records.jsonl and the number of failed jobs, but for rates that a sweep can do without."""
     texts = dict[DataConfig, None]()  # that an arm's own tokenizer reads, to train or to measure on
@@ -60,7 +58,7 @@ def reproduce(
             texts[one.data] = None
     for text in texts:
         prepare(text, progress=say)  # once, before the jobs would each
-    work, logs = work or Work("job"), output / "logs"
+    logs = output / "logs"
     work.start(0)
     with hold_folder(output):
         tried, failed = set[str](), list[Job]()
@@ -117,9 +115,8 @@ def _lines(job: Job) -> Iterator[dict[str, Any]]:
             line = {"preset": job.arm, **untrained, **line, **named}
             line |= {"swept": job.swept} if job.swept else {}
         elif study == DIAGNOSIS:
-            if line["kind"] != "measure" or "head" in line:
-                continue
-            if "layer" in line and line["metric"] not in BY_LAYER:
+            by_layer = "layer" in line and line["metric"] not in BY_LAYER
+            if line["kind"] != "measure" or "head" in line or by_layer:
                 continue
             del line["cell"]  # of which this is a part
             if config.at != "anywhere":  # where training measures too

@@ -29,8 +29,7 @@ def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
         rest = {}
     for one in result.get("documents", ()):
         details = {key: value for key, value in one.items() if key != "perplexity"}
-        value = {"perplexity": one.get("perplexity")}
-        lines.append({"metric": "document_perplexity", **details, **_number("perplexity", value)})
+        lines.append({"metric": "document_perplexity", **details, **_number("perplexity", one)})
     return lines
 
 
