@@ -143,19 +143,17 @@ def blocks_scaling(scale: str) -> Iterator[Study]:
 def signal(scale: str) -> Iterator[Study]:
     """Similarity of two tokens after 24 layers with fresh weights."""
     questions = {"signal": diagnose(length=128, windows=4)}
-    table = _STUDY.changed(layers=24, width=256, label="signal", questions=questions)
-    table = replace(table, seeds=tuple(range(5)))
+    table = replace(_STUDY, label="signal", seeds=tuple(range(5)), questions=questions)
+    table = table.changed(layers=24, width=256)
     yield table.arm("transformer", attention_skip="none")
     yield from table.each(("transformer", "skipless", "sas", "sas-p"))  # the interventions
 
 
 @experiment(PAPER, published=True)
 def ratios(scale: str) -> Iterator[Study]:
-    """Blocks without and with the skip around attention, trained and at their start: figures 4, 22.
-
-    W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4; the start of
-    figure 22 is not published. β/α is measured from the weights alone: a little text suffices.
-    """
+    """Blocks without and with attention's skip, trained and at their start: figures 4 and 22."""
+    # W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4 (figure 22's
+    # is not published). β/α is measured from the weights alone: a little text suffices.
     layers, table = next(iter(TABLES[scale].items()))  # the least deep
     table = replace(table, questions={"ratios": diagnose(length=128, windows=4)})
     for label, trained in (("ratios", True), ("ratios at the start", False)):
@@ -171,8 +169,7 @@ def encoders(scale: str) -> Iterator[Study]:
     table = ENCODERS[scale]
     baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (LOW, LOW)
     yield table.arm("bert", *baseline)
-    yield table.arm("bert-sas", *simplified)  # the interventions: neither skips nor values,
-    yield table.arm("bert-sas-p", *simplified)  # and both halves of a block side by side
+    yield from table.each(("bert-sas", "bert-sas-p"), *simplified)  # the interventions
     if scale != "paper":  # of CoCA: its authors train no encoder
         table = replace(table, questions={})
         yield table.arm("bert", *baseline, position="rope")

@@ -37,10 +37,9 @@ class Pooled:
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict where `threshold` is the largest p that holds in the book."""
-        if self.contrast.counted and self.counted:  # no chance in it: all records must agree
-            verdicts = {judge(self.contrast, one.difference, threshold) for one in self.counted}
-            return verdicts.pop() if len(verdicts) == 1 else Judgement.DOES_NOT_HOLD
-        return judge(self.contrast, self.difference, threshold)
+        # Where numbers are counted, without chance, all records must agree.
+        ones = [one.difference for one in self.counted] if self.contrast.counted else []
+        return verdict_of([judge(self.contrast, x, threshold) for x in ones or [self.difference]])
 
 
 def pool(contrast: Contrast, sources: Mapping[str, Records]) -> Pooled:

@@ -20,7 +20,6 @@ RATES = {"tiny": (1.5e-3,), "small": (1.5e-3, 3e-3, 6e-3), "paper": (1e-4,)}
 EVERY = (0.0, 0.25, 0.5, 0.75, 1.0)  # depths
 ENDS = EVERY[::2]
 LONG: dict[str, Any] = {"lengths": (512, 1024, 2048, 4096, 8192), "batch_tokens": 131_072}
-READ: dict[str, Any] = {"lengths": (128, 256, 512, 1024, 2048), "batch_tokens": 131_072}
 HELD_OUT: dict[str, Any] = {"data": DataConfig(data=(f"{BOOKS}#test",)), "split": "all"}
 
 
@@ -72,7 +71,7 @@ def _questions(scale: str, scaled: bool) -> dict[str, Any]:
     questions = {
         "tiny": {"scaled": ask(
             tasks=("perplexity", "passkey"), tokens=24_576, perplexity={"document_tokens": 4096},
-            passkey=passkeys, **READ)},
+            passkey=passkeys, lengths=(128, 256, 512, 1024, 2048), batch_tokens=131_072)},
         "small": {
             "scaled": ask(
                 tasks=("perplexity",), tokens=24_576, perplexity={"document_tokens": 4096},

@@ -226,9 +226,8 @@ def _test(contrast: Contrast, ours: Found, theirs: Found, against: float) -> Dif
 
 @dataclass(frozen=True)
 class Outcome:
-    """A contrast in the records of one source, a file or an experiment, under one label: tested by
-    `test` against any number; `missing` is the reason why it is not counted, `at_edge` says of each
-    side whether the learning rate of some run may not be the best."""
+    """A contrast in the records of one source under one label, tested against any number by `test`;
+    `missing`: why it is not counted, `at_edge`: whether some run of a side is at a sweep's edge."""
 
     contrast: Contrast
     source: str
@@ -262,16 +261,15 @@ def judge(contrast: Contrast, difference: Difference | None, threshold: float) -
 
 @dataclass(frozen=True)
 class Claim:
-    """A table, figure or sentence of a paper, by the name FAMILY/PLACE, such as diff/table2, with
-    other places that show the same (`also`), its numbers there ("" of a claim of ours) and the
-    experiment that decides it. One `by_construction` follows from the formulas."""
+    """A statement of a paper at FAMILY/PLACE, such as diff/table2, with its numbers there ("" if it
+    is ours) and the experiment that decides it; one `by_construction` follows from formulas."""
 
     name: str
     says: str
     published: str
     study: str
     contrasts: tuple[Contrast, ...]
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # other places that show the same
     by_construction: bool = False
 
     @property

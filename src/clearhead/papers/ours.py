@@ -74,11 +74,9 @@ TOGETHER_RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
 
 @experiment("ours")
 def together(scale: str) -> Iterator[Study]:
-    """A fractional factorial: every repair with and without each of the others, at equal tokens.
-
-    Resolution IV: position = maps × normalizer × block, gate = normalizer × block × optimizer.
-    """
+    """A fractional factorial: every repair with and without each of the others, at equal tokens."""
     for maps, normalizer, block, optimizer in product((False, True), repeat=4):
+        # Resolution IV, by these generators.
         position, gate = maps ^ normalizer ^ block, normalizer ^ block ^ optimizer
         yield TOGETHER[scale].arm(
             "sas-p" if block else "transformer",

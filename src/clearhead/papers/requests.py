@@ -153,8 +153,7 @@ def cost(arms: Iterable[Study], scale: str) -> str:
 
 
 def parameters(one: Study) -> int:
-    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer. By
-    arithmetic: a list of all experiments would make hundreds of models."""
+    """The baseline's matrices at an arm's shape, by arithmetic: a list is of hundreds of models."""
     if one.base:
         return PARAMETERS
     shape = {**SIZES[one.size], **PRESETS[one.presets[0]], **one.set}

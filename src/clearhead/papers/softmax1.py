@@ -69,8 +69,8 @@ def sink(scale: str) -> Iterator[Study]:
     table = _made(scale, "backcopy")
     long = DataConfig(data=("synthetic:backcopy:documents=100,characters=3200",), validation=WHOLE)
     # First, so that of what both measure the opening's counts.
-    table = replace(
-        table, questions={"longer": _DOCUMENTS(length=512, data=long), **table.questions}
+    table = table.changed(
+        questions={"longer": _DOCUMENTS(length=512, data=long), **table.questions}
     )
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
     yield from table.each(("transformer", "softmax1", "sink", "key-bias", "gated", "xsa"), *RATES)

@@ -171,8 +171,7 @@ class Study(CompareConfig):
         return Job(name=name, config=config, records=records, **names | others)
 
 
-Arms = Callable[[str], Iterable[Study]]
-"""A function that yields the study of each arm at a scale."""
+Arms = Callable[[str], Iterable[Study]]  # the study of each arm at a scale
 
 
 class Experiment(NamedTuple):

@@ -134,8 +134,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder, made if missing, and removed at the end if still empty, with temporary files
-    of a killed owner. A ClearheadError names the owner of a lock."""
+    """Lock a folder, made if missing, removed if empty; a ClearheadError names a lock's owner."""
     with _hold(folder, folder / ".lock"):
         remove_leftovers(folder)
         yield

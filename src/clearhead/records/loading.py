@@ -234,8 +234,7 @@ def _number(value: object) -> float | None:
 
 
 class Store(Lines):
-    """Records of one study in a file, or in memory; each result, the rows of one cell of a run and
-    the line of kind "cell" without which they do not count, is appended in one write."""
+    """Records of one study in a file, or in memory, to which each cell is appended in one write."""
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
         super().__init__()

@@ -58,8 +58,7 @@ def verify_model(folder: Path) -> None:
 
 def _files(folder: Path) -> list[str]:
     """Files that a library may read as part of a model, by their path in the folder."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    names = (path.relative_to(folder) for path in files)
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(
         name.as_posix()
         for name in names

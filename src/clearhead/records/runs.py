@@ -110,8 +110,7 @@ def added(one: Measure, full: Measure) -> Measure | None:
 
 
 def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
-    """The perplexity that each scheme adds, as `added_perplexity`, and its share of that in full
-    precision, as `cost`."""
+    """The perplexity that a scheme adds, and, as "cost", its share of that in full precision."""
     if (full := known.get(measure_key("perplexity", {}))) is None:
         return
     for one in known.values():
