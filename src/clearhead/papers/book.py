@@ -28,11 +28,9 @@ def markdown(sources: Mapping[str, Records]) -> list[str]:
     """The book as lines: repairs, a line a claim, then every comparison by record."""
     rows = judged(sources)
     environment = Environment(
-        loader=PackageLoader("clearhead.papers", "."),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("clearhead.papers", "."), undefined=StrictUndefined
     )
+    environment.trim_blocks = environment.lstrip_blocks = True
     text = environment.get_template("book.md").render(
         rows=rows,
         worth=lambda repairs: [*_worth(rows, repairs)],

@@ -1,7 +1,7 @@
 """The papers' claims, each with its published numbers, and verdicts on them from records.
 
-Records i of n_i runs of one contrast are pooled by Stouffer's method: z = Σ √n_i z_i / √Σ n_i. The
-interval holds every difference that the pooled test does not reject.
+A contrast's records, of n_i runs each, are pooled by Stouffer's method: z = Σ √n_i z_i / √Σ n_i.
+The interval holds every difference that the pooled test does not reject.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -60,15 +60,15 @@ def chosen(
             if not any(fnmatchcase(name, pattern) for name in there_are):
                 all_ = ", ".join(dict.fromkeys(there_are)) or "none"
                 raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {all_}")
-    studies = {}
-    for name, some in wanted.items():
-        folder = Path("runs") / f"{name}-{scale}"
-        if output is not None:
-            folder = output / name if len(wanted) > 1 else output
-        studies[name] = [
-            changed(one, output=folder, questions=questions, **changes) for one in some
-        ]
-    return {name: some for name, some in studies.items() if some}
+    folders = {name: Path("runs") / f"{name}-{scale}" for name in wanted}
+    if output is not None:
+        folders = {name: output / name if len(wanted) > 1 else output for name in wanted}
+    changes["questions"] = questions
+    return {
+        name: [changed(one, output=folders[name], **changes) for one in some]
+        for name, some in wanted.items()
+        if some
+    }
 
 
 def listed(scale: str) -> Iterator[str]:

@@ -68,10 +68,9 @@ def sink(scale: str) -> Iterator[Study]:
     no key also by position, in documents of four training lengths."""
     table = _made(scale, "backcopy")
     long = DataConfig(data=("synthetic:backcopy:documents=100,characters=3200",), validation=WHOLE)
-    # First, so that of what both measure the opening's counts.
-    table = table.changed(
-        questions={"longer": _DOCUMENTS(length=512, data=long), **table.questions}
-    )
+    longer = {"longer": _DOCUMENTS(length=512, data=long)}
+    # The opening is the later question: of what both measure, its numbers count.
+    table = replace(table, questions={**longer, **table.questions})
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
     yield from table.each(("transformer", "softmax1", "sink", "key-bias", "gated", "xsa"), *RATES)
 

@@ -59,9 +59,8 @@ class Study(CompareConfig):
     """The conversion of the model to start from; each seed draws its random rotations anew."""
 
     def arm(self, preset: str, *rates: float, **changes: Any) -> "Study":
-        """One arm: a preset, its changes, in place of the settings for all arms, and its learning
-        rates. Of several the best on held-out training text counts; while that is the lowest or
-        highest, the next beyond it is tried too."""
+        """One arm: a preset, learning rates, of which the best on held-out training text counts (or
+        the next beyond it, if it is at the edge), and changes of the settings for all arms."""
         vary = {key: (value,) for key, value in changes.items()}
         settings = {key: value for key, value in self.set.items() if key not in changes}
         return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates)
@@ -71,9 +70,9 @@ class Study(CompareConfig):
         return (self.arm(preset, *rates) for preset in presets)
 
     def changed(self, *, length: int | None = None, **settings: Any) -> "Study":
-        """The study with other settings, by their names in a study, its training or its text
-        (`data` is its sources); any other name is a key of every model's configuration, or short
-        for one (`SHAPE`). `length` is that of a sequence in training, and the model's positions."""
+        """The study with other settings of its own, its training or its text (`data`: the sources);
+        any other name is a key of every model's configuration, or short for one (`SHAPE`). `length`
+        is that of a sequence in training, and the model's positions."""
         if length is not None:
             whole = {"sequence_length": length, "max_position_embeddings": length}
             settings = whole | settings

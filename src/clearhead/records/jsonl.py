@@ -25,8 +25,7 @@ def encode(record: Record) -> str:
 
 
 def append(path: Path, *records: Record) -> None:
-    """Append records to a file, made if missing, in one write that reaches the disk; a torn last
-    line is removed."""
+    """Append records to a file, made if missing, in one write that reaches the disk."""
     with writing(path, "make room or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:

@@ -45,8 +45,8 @@ def load(paths: Path | Iterable[Path]) -> Records:
     """Read records from one or more files, of any study.
 
     Of two lines about the same step, measure or map the later counts, and so of two runs of one
-    arm, seed and label; an evaluation adds to them. Where their settings differ, the file's name
-    becomes the label. An unfinished last line is skipped.
+    arm, seed and label; an evaluation adds to the run's records. Where their settings differ, the
+    file's name becomes the label. An unfinished last line is skipped.
 
     Raises:
         ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
