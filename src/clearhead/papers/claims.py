@@ -38,8 +38,8 @@ class Pooled:
     def judgement(self, threshold: float) -> Judgement:
         """The verdict where `threshold` is the largest p that holds in the book."""
         # Where numbers are counted, without chance, all records must agree.
-        ones = [one.difference for one in self.counted] if self.contrast.counted else []
-        return verdict_of([judge(self.contrast, x, threshold) for x in ones or [self.difference]])
+        ones = tuple(one.difference for one in self.counted) if self.contrast.counted else ()
+        return verdict_of([judge(self.contrast, x, threshold) for x in ones or (self.difference,)])
 
 
 def pool(contrast: Contrast, sources: Mapping[str, Records]) -> Pooled:

@@ -170,7 +170,8 @@ class Contrast:
                 yield Outcome(
                     self,
                     ", ".join(filter(None, (source, label))),
-                    *(cast("Summary", summarize(by_seed(one, scale))) for one in (mine, others)),
+                    cast("Summary", summarize(by_seed(mine, scale))),
+                    cast("Summary", summarize(by_seed(others, scale))),
                     difference=difference,
                     test=test,
                     missing=next(self._missing(runs[label], runs[other]), ""),

@@ -59,8 +59,8 @@ class Study(CompareConfig):
     """The conversion of the model to start from; each seed draws its random rotations anew."""
 
     def arm(self, preset: str, *rates: float, **changes: Any) -> "Study":
-        """One arm: a preset, learning rates, of which the best on held-out training text counts (or
-        the next beyond it, if it is at the edge), and changes of the settings for all arms."""
+        """One arm: a preset, learning rates and changes of the settings for all arms. Of several
+        rates the best on held-out training text counts, or one beyond it, if it is at the edge."""
         vary = {key: (value,) for key, value in changes.items()}
         settings = {key: value for key, value in self.set.items() if key not in changes}
         return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates)

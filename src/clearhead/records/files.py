@@ -55,8 +55,7 @@ def require_new(target: Path) -> None:
 def publish_folder(
     target: Path, advice: str = "make room and give the same command again"
 ) -> Iterator[Path]:
-    """Yield an empty folder beside `target`, which must not exist, and rename it to `target` once
-    it is on the disk. If the body fails the folder is removed and nothing else changes."""
+    """Yield an empty folder, renamed to `target` once on the disk, or removed if the body fails."""
     with _published(target, target.with_name(_PREFIX + target.name), advice) as temporary:
         temporary.mkdir()
         yield temporary

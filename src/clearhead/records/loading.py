@@ -49,8 +49,8 @@ def load(paths: Path | Iterable[Path]) -> Records:
     file's name becomes the label. An unfinished last line is skipped.
 
     Raises:
-        ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
-            of one name; runs of one arm and label that differ in size, or in how they were trained.
+        ClearheadError: a line that is not a record, by file and number; two diagnoses of one name;
+            runs of one arm and label that differ in size, or in how they were trained.
     """
     files: dict[Path, list[Run]] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
