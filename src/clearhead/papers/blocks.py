@@ -142,9 +142,8 @@ def blocks_scaling(scale: str) -> Iterator[Study]:
 @experiment(PAPER)
 def signal(scale: str) -> Iterator[Study]:
     """Similarity of two tokens after 24 layers with fresh weights."""
-    questions = {"signal": diagnose(length=128, windows=4)}
-    table = replace(_STUDY, label="signal", seeds=tuple(range(5)), questions=questions)
-    table = table.changed(layers=24, width=256)
+    table = _STUDY.changed(layers=24, width=256, label="signal", seeds=tuple(range(5)))
+    table = replace(table, questions={"signal": diagnose(length=128, windows=4)})
     yield table.arm("transformer", attention_skip="none")
     yield from table.each(("transformer", "skipless", "sas", "sas-p"))  # the interventions
 

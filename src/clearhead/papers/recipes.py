@@ -91,8 +91,7 @@ def commands() -> Iterator[str]:
         for arm in run.arms:
             words = ["clearhead", "train", arm.preset, "--size", size]
             keys = [f"{key}={value}" for key, value in arm.model.items()]
-            rate = RATES.get(arm.preset, arm.train.learning_rate)
-            train = replace(arm.train, learning_rate=rate)
+            train = replace(arm.train, learning_rate=RATES.get(arm.preset, arm.train.learning_rate))
             words += ["--set", *keys] if keys else []
             yield join([*words, *_options("train", train), *_options("data", run.data)])
 

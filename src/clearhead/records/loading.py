@@ -242,8 +242,7 @@ class Store(Lines):
         self._begun = set[str]()
         if path is not None and path.exists():
             jsonl.each(path, self.read)
-            others = {_run(name, line).study for name, line in self.headers.items()} - {study}
-            if others:
+            if others := {_run(name, line).study for name, line in self.headers.items()} - {study}:
                 study = f"another study ({others.pop()})"
                 raise ClearheadError(f"{path} holds records of {study}: name another")
 
