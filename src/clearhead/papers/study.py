@@ -237,6 +237,6 @@ def written(rate: float) -> str:
 def loss(records: Path) -> float:
     """The held-out loss of a file's only run at its training length; inf where it diverged."""
     (run,) = load(records).runs
-    losses = (run.value(metric, length=run.sequence_length) for metric in ("loss", "masked loss"))
-    known = [] if run.diverged else [one for one in losses if one is not None]
-    return known[0] if known else math.inf
+    measures = (run.measure(name, length=run.sequence_length) for name in ("loss", "masked loss"))
+    values = [one.value for one in measures if one is not None]
+    return math.inf if run.diverged or values[0] is None else values[0]
