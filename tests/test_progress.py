@@ -55,5 +55,5 @@ def test_work_inside_other_work_leaves_the_total_as_it_is():
 def test_a_cell_of_a_sweep_is_named_by_its_task_scaling_place_and_draw():
     at = {"scaling": "yarn", "factor": 4.0, "length": 128}
     named = name_of({"task": "passkey", "at": at, "draw": 1})
-    assert named == "passkey, yarn × 4, length 128, seed 1"
+    assert named == "passkey, scaling yarn, factor 4.0, length 128, seed 1"
     assert name_of({"task": "passkey", "at": {"depth": 0.5}}) == "passkey, depth 0.5"

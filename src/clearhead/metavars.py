@@ -117,7 +117,7 @@ def _words(read: Callable[[Sequence[str]], dict[str, Any]], metavar: str) -> Any
         metavar=metavar,
         instance_from_str=read,
         is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda found: [f"{key}={value}" for key, value in found.items()],
+        str_from_instance=lambda settings: [f"{key}={value}" for key, value in settings.items()],
     )
 
 

@@ -39,7 +39,7 @@ def flush() -> None:
 
 def printable(text: str) -> str:
     r"""Replace each character that a terminal might act on by its escape, such as \x1b."""
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def say(line: str) -> None:

@@ -121,7 +121,7 @@ def compared(*more: str) -> list[str]:
     """A comparison of two models."""
     return [
         *("compare", "transformer", "softmax1", "--set", *SHAPE, "--output", "compared"),
-        *("--lengths", "1", "2", "--evaluation-tokens", "64", "--measure-every", "1"),
+        *("--lengths", "1", "2", "--evaluation-tokens", "64", "--measure-every", "0.5"),
         *training(2, *more),
     ]
 

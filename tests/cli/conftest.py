@@ -5,7 +5,6 @@ import os
 import random
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -178,13 +177,6 @@ def windows(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
     """Options of three short windows of the text."""
     monkeypatch.setenv("CLEARHEAD_CACHE", str(cache))
     return [*data_of(text), "--length", "16", "--tokens", "48"]
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What --deploy saves is loaded in this process: a new one takes seconds (test_quantize)."""
-    pool = "clearhead.lab.saving.ProcessPoolExecutor"
-    monkeypatch.setattr(pool, lambda count, context: ThreadPoolExecutor(count))
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
         return real(self, step)
 
     monkeypatch.setattr(Batches, "batch", interrupting)
-    longer = changed(words, "--train.tokens", "96", "--measure-every", "1")
+    longer = changed(words, "--train.tokens", "96", "--measure-every", "0.01")
     assert call("compare", *longer) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "out/report.html").exists()
@@ -115,7 +115,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 def test_what_was_trained_with_documents_apart_is_measured_so(words, tmp_path, monkeypatch):
     notes = [json.dumps({"text": f"a note, the {number}th"}) for number in range(300)]
     (tmp_path / "notes.jsonl").write_text("\n".join(notes), "utf-8")
-    words = ["transformer", *words, "--train.document-masks", "--measure-every", "1"]
+    words = ["transformer", *words, "--train.document-masks", "--measure-every", "0.01"]
     read = []
 
     def spy(*given, **options):
@@ -193,13 +193,13 @@ def test_arms_are_compared_and_measured_on_the_way(words, tmp_path, capsys):
     assert call("compare", *other) == 0
     for name in ("softmax1+orthoadam-seed0", "transformer+adamw-seed0"):
         assert weights_of(out / name) == weights_of(tmp_path / "other" / name)
-    said = refusal(capsys, "compare", *other, "--measure-every", "1")
+    said = refusal(capsys, "compare", *other, "--measure-every", "0.01")
     assert "other settings: measure_every was 0 and is now 1" in said
 
 
 def test_a_run_that_diverges_is_a_result_of_the_sweep(words, tmp_path, capsys):
     rates = ["transformer", "--vary", "train.learning_rate=1e30,1e-3", *words]
-    rates += ["--train.clip", "0", "--train.warmup", "0", "--measure-every", "1"]
+    rates += ["--train.clip", "0", "--train.warmup", "0", "--measure-every", "0.01"]
     assert call("compare", *rates) == 0
     captured = capsys.readouterr()
     assert "learning_rate 1e+30, seed 0: stopped at step 2" in captured.err

@@ -14,7 +14,7 @@ from clearhead.lab import prefixes
 from clearhead.lab.prefixes import sample
 from clearhead.models import rotated
 
-from .conftest import call, lines_of, refusal, rewritten, saved, saved_llama
+from .conftest import call, lines_of, refusal, rewritten, saved_llama
 
 
 def test_a_prefix_and_a_rotation_are_in_the_model_itself(llama, text, tmp_path, capsys):
@@ -51,13 +51,6 @@ def test_a_prefix_beside_another_function_names_the_way_to_both(llama, tmp_path,
     prefix = ("--prefix", "a", *words[2:])
     assert call("convert", made, both, *prefix) == 0
     assert call("convert", llama, tmp_path / "gated", "--to", "gated", *prefix) == 0
-
-
-def test_a_prefix_says_that_it_is_seen_beyond_a_sliding_window(tokenizer, tmp_path, capsys):
-    sliding = saved(tmp_path / "sliding", tokenizer, sliding_window=8)
-    assert call("convert", sliding, tmp_path / "made", "--prefix", "a", "--length", "24") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "within the sliding window of 8 tokens; beyond it every token still sees" in said
 
 
 def test_a_rotation_of_the_weights_alone_goes_back_to_transformers(llama, tmp_path, capsys):

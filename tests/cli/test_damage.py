@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.papers.stages import reproduce
+from clearhead.progress import Work
 from clearhead.records.files import hold_file, hold_folder
 from clearhead.report import load
 
@@ -135,7 +136,7 @@ def test_a_folder_or_a_file_in_use_is_refused_by_every_verb_that_writes_there(
     with hold_folder(output), hold_file(records):
         assert f"{output} is in use by" in refusal(capsys, *compared(output))
         with pytest.raises(Exception, match="out is in use by"):
-            reproduce([], output, jobs=1)
+            reproduce([], output, jobs=1, work=Work("job"))
         words = (output / RUN, *text_words, "--records", records, "--tokens", "64")
         for verb, length in (("eval", "--lengths"), ("quantize", "--length")):
             said = refusal(capsys, verb, *words, length, "16")

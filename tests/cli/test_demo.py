@@ -55,7 +55,7 @@ def _run(small: Studies, work: Work, **options) -> dict[str, Path]:
 
 def test_the_demo_trains_measures_and_shows_every_part(found, log, tmp_path, capsys):
     lines = log.getvalue().splitlines()
-    assert lines[0].startswith("run 1 of 20: transformer, seed 0, ")
+    assert lines[0].startswith("run 1 of 20: transformer, seed 0")
     assert any(re.match(r"run 20 of 20, .* left: few bits", line) for line in lines)
     text, sinks, bits = (load(found[part]) for part in ("text", "sinks", "bits"))
     assert text.arms() == ["transformer", "sas-p", "alibi", "coca"]

@@ -284,5 +284,5 @@ def test_encoders_are_compared_among_themselves(settings, tmp_path, capsys):
     assert "loss at hidden" in capsys.readouterr().out
     mixed = ["compare", "bert", "transformer", *SMALL, *small, "--output", str(tmp_path / "mixed")]
     assert "predicts hidden tokens and transformer the next" in refusal(capsys, *mixed)
-    every = [*words, "--measure-every", "1", "--output", str(tmp_path / "every")]
+    every = [*words, "--measure-every", "0.5", "--output", str(tmp_path / "every")]
     assert "not for presets that predict hidden tokens" in refusal(capsys, *every)

@@ -104,7 +104,7 @@ def _call(words: list[str], model: Path) -> int:
 @pytest.mark.parametrize("verb", [*VERBS, "finetune"])
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
 def test_code_runs_where_it_is_allowed_and_never_unasked(
-    verb, kind, folders, verbs, here, tmp_path, capsys
+    verb, kind, folders, verbs, tmp_path, capsys
 ):
     assert _call(verbs[verb], folders[kind]) == 2
     told = capsys.readouterr()

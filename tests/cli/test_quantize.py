@@ -192,7 +192,7 @@ def test_a_repaired_model_is_deployed_reloaded_and_generates(tokenizer, windows,
     assert call("quantize", model, *options) == 0
     shown, said = capsys.readouterr()
     assert "Writing model shards" not in said
-    assert "loaded and run by a new process" in shown
+    assert "saved, loaded again and run: " in shown
     figures = json.loads((few / "quantization.json").read_text("utf-8"))
     assert figures["form"] == FORM[1]
     assert figures["bytes"] == (few / "model.safetensors").stat().st_size

@@ -9,8 +9,11 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig
@@ -21,7 +24,7 @@ from clearhead.lab import processes
 from clearhead.lab.configs import CompareConfig, Job
 from clearhead.models import plan, preset
 from clearhead.papers.claims import CLAIMS
-from clearhead.papers.recipes import RUNS
+from clearhead.papers.recipes import RATES, RUNS
 from clearhead.papers.requests import EXPERIMENTS, chosen, parameters
 from clearhead.papers.study import Experiment, Study, evaluate
 from clearhead.report import load
@@ -110,7 +113,7 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
     monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("toy", "", "", lambda scale: arms))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     started = []
-    start = processes.starting(2)
+    start = processes.start
 
     def killing(*order):
         started.append(start(*order))
@@ -118,7 +121,7 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
             started[0].kill()
         return started[-1]
 
-    monkeypatch.setattr(processes, "starting", lambda jobs: killing)
+    monkeypatch.setattr(processes, "start", killing)
     words = ["toy", "--output", str(tmp_path / "out"), "--jobs", "2"]
     assert call("reproduce", *words) == 1
     told = capsys.readouterr().err
@@ -155,9 +158,9 @@ def test_a_killed_command_is_told_and_made_up_for(text, tmp_path, capsys, monkey
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> processes.Start:
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    return processes.starting(1)
+    return partial(processes.start, threads=1)
 
 
 def _job(text: Path, folder: Path, tokens: int) -> Job:
@@ -240,17 +243,16 @@ def test_the_parameters_of_a_cost_are_counted_without_a_model(name, scale):
 
 
 def test_published_runs_have_the_sizes_of_their_papers():
-    for name, published in RUNS.items():
-        config = published.config
-        arm = config.arms[0]
-        count = plan(preset(arm.preset, config.size, **arm.model)).parameters
-        assert round(count / 1e6, 1) == PUBLISHED[name], name
-        if published.paper == "arXiv 2410.05258":
-            layer = preset("differential", config.size).layer(0)
+    for size, published in RUNS.items():
+        arm = published.arms[0]
+        count = plan(preset(arm.preset, size, **arm.model)).parameters
+        assert round(count / 1e6, 1) == PUBLISHED[size], size
+        if size.startswith("diff"):
+            layer = preset("differential", size).layer(0)
             assert layer.num_attention_heads // 2 >= 8
             assert layer.head_dim >= 64
     assert {*RUNS} == {*PUBLISHED}
-    assert RUNS["diff-3b-64k"].config.train.tokens_per_step == 2**22
+    assert RUNS["diff-3b-64k"].train.tokens_per_step == 2**22
     assert preset("differential", "large").num_attention_heads == 16
 
 
@@ -258,10 +260,10 @@ def test_published_runs_are_listed_as_commands_that_train_reads(capsys):
     assert call("plan", "--recipes") == 0
     lines = capsys.readouterr().out.splitlines()
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
-    arms = [(one, one.config, arm) for one in RUNS.values() for arm in one.config.arms]
-    for (_, verb, *words), (published, config, arm) in zip(commands, arms, strict=True):
+    arms = [(published, arm) for published in RUNS.values() for arm in published.arms]
+    for (_, verb, *words), (published, arm) in zip(commands, arms, strict=True):
         read = parse(importlib.import_module(f"clearhead.cli.{verb}"), words)
-        assert (read.preset, read.size, read.set) == (arm.preset, config.size, arm.model)
-        rate = published.rates.get(arm.preset, arm.train.learning_rate)
+        assert (read.preset, read.size, read.set) == (arm.preset, published.size, arm.model)
+        rate = RATES.get(arm.preset, arm.train.learning_rate)
         train = dataclasses.replace(arm.train, learning_rate=rate)
-        assert (read.train, read.data) == (train, config.data)
+        assert (read.train, read.data) == (train, published.data)

@@ -161,7 +161,7 @@ def called(warm, cache, tmp_path_factory):
         ),
         (
             20_000,
-            "lab/processes.py:_start",
+            "lab/processes.py:start",
             ("reproduce", "sas/figure2", "--only", "transformer", "sas*"),
         ),
     ],

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from clearhead.data import GLUE, LabelledBatches, Task, labelled, prepare
 from clearhead.data.labelled import labels_of, read_rows
+from clearhead.data.readers import hub_rows
 from clearhead.data.tokenizer import train as train_tokenizer
 from clearhead.errors import ClearheadError
 
@@ -200,8 +201,8 @@ class Hub:
         return SimpleNamespace(sha=self.revision)
 
     def load_dataset(self, *arguments, split, streaming, revision):
-        assert streaming
         self.asked.append((*arguments, split, revision))
+        self.streaming = streaming
         return self.rows()
 
     def rows(self):
@@ -239,7 +240,7 @@ def hub(monkeypatch, lines):
     return hub
 
 
-def test_it_is_streamed_at_one_revision_up_to_the_limit_and_no_text_is_kept(
+def test_a_part_is_streamed_at_one_revision_up_to_the_limit_and_no_text_is_kept(
     configure, hub, tokenizer_folder
 ):
     options = {"text_field": "body", "limit": 2000, "tokenizer": tokenizer_folder}
@@ -247,6 +248,7 @@ def test_it_is_streamed_at_one_revision_up_to_the_limit_and_no_text_is_kept(
     corpus = prepare(config)
     passes = [("org/name", "small", "test", "a1b2")] * 2  # scanned, then tokenised
     assert hub.asked == [("revision of", "org/name"), *passes]
+    assert hub.streaming
     assert hub.given == 2 * corpus.describe()["documents"] < 100
     assert corpus.describe()["sources"][0]["revision"] == "a1b2"
     kept = (path.read_bytes() for path in config.cache.rglob("*") if path.is_file())
@@ -303,6 +305,7 @@ def test_a_stream_that_breaks_leaves_nothing(configure, hub, second):
         prepare(config)
     hub.fails_at = None
     assert prepare(config).describe()["documents"] == 1000
+    assert not hub.streaming, "a whole data set is downloaded once"
 
 
 def test_a_hub_that_does_not_answer_and_a_missing_field_are_one_line(configure, hub):
@@ -335,3 +338,24 @@ def test_the_real_library_streams_a_folder(configure, tmp_path):
     assert prepare(config).describe()["documents"] == 21
     with pytest.raises(ClearheadError, match=r"cannot be loaded from the hub: .*nosplit"):
         prepare(configure(f"hf:{root}#nosplit"))
+
+
+def test_the_real_library_keeps_a_whole_data_set(configure, tmp_path, monkeypatch):
+    """A folder stands in for the hub: what is downloaded is read from memory-mapped files."""
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "set").mkdir()
+    rows = [{"text": f"row {number}\r\n", "label": number % 2} for number in range(30)]
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(2))
+    made = datasets.Dataset.from_list(rows, features=features)
+    made.to_parquet(tmp_path / "set/train.parquet")
+    loaded, load = [], datasets.load_dataset
+
+    def from_folder(name, subset, *, revision, **options):
+        loaded.append(load(str(tmp_path / "set"), cache_dir=str(tmp_path / "kept"), **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(datasets, "load_dataset", from_folder)
+    read = [row for _, row in hub_rows("hf:org/name", "a1b2")]
+    assert loaded[0].cache_files
+    assert read == [row for _, row in hub_rows("hf:org/name", "a1b2", keep=False)]
+    assert read == [row | {"label": str(row["label"])} for row in rows]

@@ -233,6 +233,8 @@ def test_unfit_existing_tokenizers(tokenizer, tmp_path):
     plain.eos_token = None
     with pytest.raises(ClearheadError, match="has no end token"):
         prepare(DataConfig(), tokenizer=plain)
+    with pytest.raises(ClearheadError, match="have no effect: the model has its own"):
+        prepare(DataConfig(vocabulary=300), tokenizer=tokenizer)
 
 
 def test_truncation_and_post_processing_of_a_tokenizer_are_off(tokenizer, lines):

@@ -11,7 +11,6 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 from clearhead import ClearheadError
 from clearhead.data import synthetic
-from clearhead.data.seeded import SeededChoices
 from clearhead.data.synthetic import held_out
 from clearhead.eval.retrieval import (
     AllocationTask,
@@ -36,25 +35,26 @@ TASKS = {
 }
 
 
+FACT = r"The magic number of \w+ is"
+
+
 class Oracle:
     """A reader that has seen the prompts and knows, or does not know, the answers."""
 
     def __init__(self, answer):
-        self.prompts, self.answers = [], []
+        self.prompts = []
         self._answer = answer
 
-    def ask(self, prompts, answers, *, new_tokens=0):
-        self.prompts, self.answers = list(prompts), list(answers)
-        return [
-            self._answer(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)
-        ]
+    def ask(self, prompts, *, new_tokens=0):
+        self.prompts = list(prompts)
+        return [self._answer(prompt.answer) for prompt in prompts]
 
 
-def _knowing(prompt, answer):
+def _knowing(answer):
     return Answer(written=answer, loss=(0.0,) * len(answer), right=(True,) * len(answer))
 
 
-def _ignorant(prompt, answer):
+def _ignorant(answer):
     return Answer(written=(), loss=(1.0,) * len(answer), right=(False,) * len(answer))
 
 
@@ -79,10 +79,10 @@ def test_one_who_knows_scores_one_and_who_does_not_zero(subject, name):
             assert found["accuracy_by_item"] == found["forced_tokens_by_item"] == [1] * texts
         assert max(len(prompt.ids) for prompt in oracle.prompts) <= cell["length"]
         if name == "landmark":  # its prompt leads into the answer
-            for prompt, answer in zip(oracle.prompts, oracle.answers, strict=True):
+            for prompt in oracle.prompts:
                 text = subject.tokenizer.decode(prompt.ids)
                 assert text.endswith("\nWhat is the pass key? The pass key is")
-                assert re.fullmatch(r" \d{5}", subject.tokenizer.decode(answer))
+                assert re.fullmatch(r" \d{5}", subject.tokenizer.decode(prompt.answer))
         found, _, _ = _asked(subject, task, cell, _ignorant)
         assert found["accuracy"] == 0
         assert 0 < found["high"] < 1
@@ -112,19 +112,19 @@ def test_passkey_prompts_are_the_papers(subject):
 
 def test_needles_stand_at_their_depth_and_all_lengths_are_exact(subject):
     for depth in (0.0, 0.5, 1.0):
-        stack = haystack(subject, SeededChoices("x"), length=192, depth=depth, needles=3, queries=2)
-        prompts = stack.prompts
+        asked = haystack(subject, "x", length=192, depth=depth, needles=3, queries=2)
+        prompts, keys, places = zip(*asked, strict=True)
         assert max(len(prompt.ids) for prompt in prompts) == 192
-        context = subject.tokenizer.decode(stack.context)
-        for fact in stack.asked:
-            assert context.count(fact.statement) == 1
-            start, stop = stack.spans[fact.city]
-            assert subject.tokenizer.decode(stack.context[start:stop]).strip() == fact.statement
-        start, stop = (stack.spans[fact.city] for fact in stack.asked)
-        assert start[1] == stop[0]  # side by side
-        filler = len(stack.context) - sum(b - a for a, b in stack.spans.values())
-        others = sum(b - a for a, b in stack.spans.values() if b <= start[0])
-        assert abs((start[0] - others) / filler - depth) < 0.15
+        context = prompts[0].context
+        for key, place in zip(keys, places, strict=True):
+            assert subject.decode(context).count(key) == 1
+            assert re.fullmatch(rf"{FACT} {key}\.", subject.decode(context[place]).strip())
+        assert places[0].stop == places[1].start  # side by side
+        before, filler = (
+            len(re.sub(rf"{FACT} \d+\.", "", subject.decode(ids)))
+            for ids in (context[: places[0].start], context)
+        )
+        assert abs(before / filler - depth) < 0.15
 
 
 def test_needles_are_asked_one_by_one_after_one_context(subject):
@@ -132,18 +132,18 @@ def test_needles_are_asked_one_by_one_after_one_context(subject):
     _, texts, oracle = _asked(subject, TASKS["needles"], cell)
     assert len(texts) == 4
     assert oracle.prompts[0].context == oracle.prompts[1].context != oracle.prompts[2].context
-    for text, answer in zip(texts, oracle.answers, strict=True):
+    for text, prompt in zip(texts, oracle.prompts, strict=True):
         city = re.search(r"What is the magic number of (\w+)\?", text)[1]
         number = re.search(rf"The magic number of {city} is (\d+)\.", text)[1]
-        assert subject.tokenizer.decode(answer) == f" {number}"
+        assert subject.tokenizer.decode(prompt.answer) == f" {number}"
 
 
 def test_recall_asks_for_values_that_were_listed(subject):
     cell = {"length": 192, "pairs": 6}
     _, texts, oracle = _asked(subject, TASKS["recall"], cell)
-    for text, answer in zip(texts, oracle.answers, strict=True):
+    for text, prompt in zip(texts, oracle.prompts, strict=True):
         assert text.endswith(" Recall:")
-        for pair in subject.tokenizer.decode(answer).split(",")[:-1]:
+        for pair in subject.tokenizer.decode(prompt.answer).split(",")[:-1]:
             assert f"{pair}," in text or f"{pair}." in text
             assert held_out(pair.strip())
 
@@ -174,17 +174,13 @@ def test_wilson_against_published_values():
 def test_allocation_is_the_last_row_of_the_whole_map(make_subject, name):
     subject = make_subject(name, lengths=(128,))
     subject.model.set_attn_implementation("eager")
-    stack = haystack(subject, SeededChoices("x"), length=128, depth=0.5, needles=2, queries=1)
-    (prompt,) = stack.prompts
-    spans = torch.zeros(3, 128, dtype=torch.bool)
-    spans[0, 10:20], spans[1, 20:100], spans[2, 100:128] = True, True, True
+    ((prompt, _, _),) = haystack(subject, "x", length=128, depth=0.5, needles=2, queries=1)
     with torch.no_grad():
         ids = torch.tensor([prompt.ids])
         maps = subject.model(ids, output_attentions=True, use_cache=False).attentions
     absolute_S = torch.stack([layer[0, :, -1].double().abs().sum(0) for layer in maps]).sum(0)
     subject.model.set_attn_implementation("sdpa")
-    effective = last_row(subject, prompt, spans)
-    torch.testing.assert_close(effective, absolute_S @ spans.double().T, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last_row(subject, prompt), absolute_S, rtol=1e-4, atol=1e-5)
 
 
 def test_allocation_under_dynamic_scaling_follows_no_earlier_text(make_subject, corpus):
@@ -277,13 +273,15 @@ def _make(name: str) -> torch.nn.Module:
 
 
 def _prompts() -> list[Prompt]:
-    """Two long shared starts, contexts inside them, tails of several lengths, one unlike all."""
+    """Two long shared starts, contexts inside them, tails and answers of several lengths, one
+    unlike all."""
     start = torch.randint(0, VOCABULARY, (26,)).tolist()
     other = [*start[:9], *torch.randint(0, VOCABULARY, (12,)).tolist()]
     found = []
-    for context in (start, start[:13], other, start, [], other[:4]):
-        tail = torch.randint(0, VOCABULARY, (1 + len(found) % 4,)).tolist()
-        found.append(Prompt(tuple(context), tuple(tail)))
+    contexts = (start, start[:13], other, start, [], other[:4])
+    for context, size in zip(contexts, (3, 1, 0, 2, 4, 2), strict=True):
+        ids = [torch.randint(0, VOCABULARY, (n,)).tolist() for n in (1 + len(found) % 4, size)]
+        found.append(Prompt(*map(tuple, (context, *ids))))
     return found
 
 
@@ -297,30 +295,27 @@ def test_equals_whole_forward_passes_one_by_one(name, batch_tokens):
     reader = Reader(model, batch_tokens=batch_tokens)
     assert reader.shares
     prompts = _prompts()
-    answers = [tuple(torch.randint(0, VOCABULARY, (n,)).tolist()) for n in (3, 1, 0, 2, 4, 2)]
-    found = reader.ask(prompts, answers, new_tokens=5)
-    for prompt, answer, mine in zip(prompts, answers, found, strict=True):
-        likely = log_p(model, [*prompt.ids, *answer], len(answer))
+    found = reader.ask(prompts, new_tokens=5)
+    alike = [prompts[0]._replace(answer=prompt.answer) for prompt in prompts]
+    for prompt, mine in zip([*prompts, *alike], [*found, *reader.ask(alike)], strict=True):
+        likely = log_p(model, [*prompt.ids, *prompt.answer], len(prompt.answer))
         assert mine.loss == pytest.approx([-one for one in likely], rel=2e-6, abs=2e-6)
+    for prompt, mine in zip(prompts, found, strict=True):
         assert mine.written == greedy(model, prompt.ids, 5)
-        assert all(mine.right) == (mine.written[: len(answer)] == answer)
-    for answer, mine in zip(answers, reader.ask([prompts[0]] * 6, answers), strict=True):
-        likely = log_p(model, [*prompts[0].ids, *answer], len(answer))
-        assert -sum(mine.loss) == pytest.approx(sum(likely), rel=2e-6, abs=2e-6)
+        assert all(mine.right) == (mine.written[: len(prompt.answer)] == prompt.answer)
     # What was kept of one batch serves the next.
-    again = reader.ask(prompts, answers, new_tokens=5)
+    again = reader.ask(prompts, new_tokens=5)
     assert [a.written for a in again] == [a.written for a in found]
 
 
 @pytest.mark.parametrize("name", ["transformer dynamic", "coca dynamic", "Llama dynamic"])
 def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name):
     model = _make(name).double().eval()
-    prompts = _prompts()
-    answers = [(1, 2)] * len(prompts)
-    alone = Reader(model, batch_tokens=1).ask(prompts, answers, new_tokens=4)
+    prompts = [prompt._replace(answer=(1, 2)) for prompt in _prompts()]
+    alone = Reader(model, batch_tokens=1).ask(prompts, new_tokens=4)
     reader = Reader(model, batch_tokens=10_000)
     assert not reader.shares
-    together = reader.ask(prompts, answers, new_tokens=4)
+    together = reader.ask(prompts, new_tokens=4)
     for prompt, one, other in zip(prompts, alone, together, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-6)
         assert one.written == other.written
@@ -334,9 +329,9 @@ def test_under_dynamic_scaling_nothing_is_shared_and_batches_change_nothing(name
 def test_an_answer_ends_at_the_end_token():
     model = _make("transformer").eval()
     prompts = _prompts()
-    free = Reader(model, batch_tokens=1000).ask(prompts, [()] * 6, new_tokens=6)
+    free = Reader(model, batch_tokens=1000).ask(prompts, new_tokens=6)
     end = free[0].written[2]
-    stopped = Reader(model, batch_tokens=1000, ends=[end]).ask(prompts, [()] * 6, new_tokens=6)
+    stopped = Reader(model, batch_tokens=1000, ends=[end]).ask(prompts, new_tokens=6)
     for one, other in zip(free, stopped, strict=True):
         cut = one.written.index(end) if end in one.written else 6
         assert other.written == one.written[:cut]
@@ -353,14 +348,14 @@ def test_what_is_shared_is_read_once():
     other = tuple(reversed(start))
     for prompts, tokens in (
         ([Prompt(start[:190], (n, n + 1)) for n in range(8)], 190 + 8 * 2),
-        ([Prompt(start, (3,))] * 2, 10 + 2),  # grows what is kept; one context for both
+        ([Prompt(start, (3,), (n,)) for n in range(2)], 10 + 2),  # grows what is kept
         ([Prompt(start[:50], (3,))], 1),
         ([Prompt((*start[:50], 3, 4), (5,))], 2 + 1),  # leaves it early
         ([Prompt(other, (3,))], 200 + 1),  # another text altogether
         ([Prompt(other, (4,))], 1),
     ):
         read.clear()
-        reader.ask(prompts, [(1,)] * len(prompts))
+        reader.ask([prompt._replace(answer=prompt.answer or (1,)) for prompt in prompts])
         assert sum(read) == tokens
 
 

@@ -123,9 +123,13 @@ def _letters(text):
 @pytest.mark.parametrize(
     ("encode", "labels", "message"),
     [
-        (_letters, ("a", ""), "label '' has no token"),
-        (lambda t: _letters(t.replace("q", "").replace(" ", "")), ("a", "q"), "'q' has no token"),
-        (lambda t: _letters(t.lower()), ("Ab", "aB"), "'Ab' has the tokens of another label"),
+        (_letters, ("a", ""), "label '' has no tokens of its own"),
+        (
+            lambda t: _letters(t.replace("q", "").replace(" ", "")),
+            ("a", "q"),
+            "'q' has no tokens of its own",
+        ),
+        (lambda t: _letters(t.lower()), ("Ab", "aB"), "'Ab' has no tokens of its own"),
         (lambda t: _letters(t.strip()), ("a", "b"), "no token ends a line"),
     ],
 )

@@ -34,7 +34,7 @@ class Shell(subprocess.Popen):
         return self.poll()
 
 
-def _shell(job: Job, log: Path, device: str | None) -> Shell:
+def _shell(job: Job, log: Path, device: str | None, threads: int) -> Shell:
     seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     with log.open("ab") as written:
         return Shell(
@@ -49,7 +49,7 @@ def _shell(job: Job, log: Path, device: str | None) -> Shell:
 @pytest.fixture(autouse=True)
 def _shells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are scripts of a shell, without a GPU, and ask often whether they have ended."""
-    monkeypatch.setattr(runner, "starting", lambda jobs: _shell)
+    monkeypatch.setattr(runner, "start", _shell)
     monkeypatch.setattr(runner, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(runner, "gpus", tuple)
 

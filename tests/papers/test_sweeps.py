@@ -53,7 +53,7 @@ class Lab:
     def runs(self) -> dict[str, Run]:
         return {run.arm: run for run in load(self.folder / "records.jsonl").runs}
 
-    def _start(self, job: Job, log: Path, device: str | None) -> SimpleNamespace:
+    def _start(self, job: Job, log: Path, *_: Any) -> SimpleNamespace:
         done, failed = (SimpleNamespace(exitcode=code, kill=lambda: None) for code in (0, 1))
         lines: list[dict[str, Any]] = []
         if not isinstance(job.config, ConvertConfig):
@@ -90,7 +90,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lab]:
 
     def made(**settings: Any) -> Lab:
         lab = Lab(tmp_path / "out", said=said, **settings)
-        monkeypatch.setattr(processes, "starting", lambda jobs: lab._start)
+        monkeypatch.setattr(processes, "start", lab._start)
         return lab
 
     return made

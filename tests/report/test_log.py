@@ -12,7 +12,6 @@ import pytest
 
 from clearhead.records.loading import load
 from clearhead.records.runs import Records
-from clearhead.report import page_of
 from clearhead.report.statistics import compare
 
 from ..papers.second_reader import agree
@@ -65,21 +64,6 @@ def test_a_paragraph_has_the_numbers_of_its_record(name, label, asked, arms):
             difference = compare(values[0], values[1])
             expected = [difference.mean, *difference.interval]
         agree(shown, *expected)
-
-
-SURVIVING = re.findall(r"\b(\d+)\s+of\s+(\d+)\s+in\s+`([\w-]+).jsonl`", PAGE)
-
-
-@pytest.mark.parametrize("found", SURVIVING, ids=lambda found: found[2])
-def test_so_many_comparisons_survive_as_the_page_says(found):
-    survive, made, name = found
-    account = page_of(read(name)).account
-    assert account.startswith(f"Comparisons on this page: {made}. ")
-    assert account.endswith(f": {survive}.")
-
-
-def test_the_page_counts_comparisons_of_several_records():
-    assert len(SURVIVING) == 7
 
 
 def test_64_windows_are_those_of_the_record():

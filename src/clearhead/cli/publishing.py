@@ -25,9 +25,7 @@ def publish(page: Page, output: Path | None = None) -> int:
     return int(not page.records.finite)
 
 
-def publish_sweep(
-    config: Any, output: Path | None, *, title: str = "", file: Path | None = None
-) -> int:
+def publish_sweep(config: Any, output: Path | None, file: Path | None = None) -> int:
     """Measure the models of an eval, a diagnosis or a quantisation, and publish what was measured,
     or all that `file` then holds; of a refusal midway the table of what came before it."""
     from clearhead.lab.measuring import measure
@@ -41,4 +39,4 @@ def publish_sweep(
         if lines:
             publish(page_of(parse(lines)))
         raise
-    return publish(page_of(load(file) if file else parse(lines), title), output)
+    return publish(page_of(load(file) if file else parse(lines)), output)

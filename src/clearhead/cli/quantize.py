@@ -18,4 +18,4 @@ def run(command: Command) -> int:
         return 0
     from clearhead.cli.publishing import publish_sweep
 
-    return publish_sweep(command, command.page, title=command.title, file=command.records)
+    return publish_sweep(command, command.page, command.records)

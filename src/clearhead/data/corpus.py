@@ -166,7 +166,7 @@ def prepare(
 
     Args:
         config: the text, and its conversion to tokens.
-        tokenizer: a loaded one, used instead of the one that `config` names.
+        tokenizer: a loaded one, for a config that names none.
         progress: called with a line of text now and then.
         closed: whether a tokenizer without an end token is refused; else documents have no END.
         began: the batch fingerprint in the record of a run to resume; other text is refused.
@@ -177,6 +177,11 @@ def prepare(
     from clearhead.models.loading import explained, load_tokenizer
 
     say = progress or (lambda line: None)
+    own = config.tokenizer is None and config.vocabulary == DataConfig.vocabulary
+    if tokenizer is not None and not own:
+        raise ClearheadError(
+            "data.tokenizer and data.vocabulary have no effect: the model has its own tokenizer"
+        )
     if tokenizer is None and (path := config.tokenizer) is not None:
         with explained(path, "tokenizer", allow="choose one of transformers' own classes"):
             tokenizer = load_tokenizer(path)
@@ -185,8 +190,8 @@ def prepare(
         if fast is None or (closed and tokenizer.eos_token_id is None):
             lack = "fast form" if fast is None else "end token (eos_token), to close every document"
             raise ClearheadError(f"tokenizer {name!r} has no {lack}; choose one that has it")
-    found = sources.find(config, say)
-    scans = [sources.scan(source, config.cache_folder, say) for source in found]
+    texts = sources.find(config, say)
+    scans = [sources.scan(source, config.cache_folder, say) for source in texts]
     cutoff = sources.threshold(scans, config.validation)
     # A build's tokens are determined by these.
     identity = tokenizers.identity(tokenizer, config.vocabulary)

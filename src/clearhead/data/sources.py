@@ -84,7 +84,8 @@ class Source:
         if self.spec.startswith(synthetic.PREFIX):
             yield synthetic.texts(self.spec)
         elif self.spec.startswith(HUB):
-            rows = readers.hub_rows(self.spec, self.revision)
+            keep = self.limit is None and not whole  # as one wants of a corpus, read three times
+            rows = readers.hub_rows(self.spec, self.revision, keep=keep)
             yield (readers.text_of(row, self.text_field, where) for where, row in rows)
         for path in self.files:
             yield readers.read(path, self.text_field, in_pieces=len(self.files) == 1 and not whole)

@@ -213,8 +213,8 @@ def _needle(
     draws: SeededChoices, characters: int, *, needles: int = 4, queries: int = 2, digits: int = 5
 ) -> str:
     known = facts(draws, needles, digits)
-    asked = draws.sample(known, min(queries, needles))
-    answers = "".join(f"\n{fact.question} {fact.number}." for fact in asked)
+    queried = draws.sample(known, min(queries, needles))
+    answers = "".join(f"\n{fact.question} {fact.number}." for fact in queried)
     statements = [fact.statement for fact in known]
     room = _room("needle", characters, answers, *(f"{one} " for one in statements))
     sentences = _sentences(draws, draws.below(room + 1))
@@ -228,10 +228,10 @@ def _recall(
 ) -> str:
     drawn = keyed(draws, pairs)
     listed = listing("Pairs", drawn)
-    asked = listing(" Recall", draws.sample(drawn, min(queries, pairs)))
-    room = _room("recall", characters, listed, asked)
+    queried = listing(" Recall", draws.sample(drawn, min(queries, pairs)))
+    room = _room("recall", characters, listed, queried)
     between = _sentences(draws, draws.below(room + 1)) if filler else []
-    return " ".join([listed, *between]) + asked
+    return " ".join([listed, *between]) + queried
 
 
 def _backcopy(

@@ -160,8 +160,11 @@ class KeyValueSizes:
             for part, first, x in zip(PARTS, (0, 1, 0), parts, strict=True):
                 if x is not None and x.numel():
                     value, (token, head, channel) = _largest(x if i else x[..., :own])
-                    found, key = (value, [token + first, head, channel]), (metric, part, call.layer)
-                    both = (found, self._largest.get(key, found))
+                    largest, key = (
+                        (value, [token + first, head, channel]),
+                        (metric, part, call.layer),
+                    )
+                    both = (largest, self._largest.get(key, largest))
                     top = max(value for value, _ in both)
                     equal = (one for one in both if not one[0] < EQUAL * top)
                     self._largest[key] = min(equal, key=lambda one: one[1])

@@ -201,7 +201,7 @@ def _quotient(above: float | None, below: float | None) -> float | None:
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisTask:
     """The diagnosis of one model on at most `windows` windows of `length` tokens: one cell
-    (`measure.sweep.Task`)."""
+    (a task of `measure.sweep`)."""
 
     length: int
     windows: int

@@ -17,7 +17,7 @@ from clearhead.data.labelled import Row
 from clearhead.data.seeded import SeededChoices
 from clearhead.errors import ClearheadError
 from clearhead.eval.shots import labelled_rows
-from clearhead.measure.answers import Ids, Prompt
+from clearhead.measure.answers import Prompt
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.records.cells import lines_of
 from clearhead.records.identity import digest_of
@@ -59,23 +59,22 @@ class HallucinationTask(HallucinationOptions):
         cells: list[Cell] = []
         for file in self.files:
             common = {"file": Path(file).name, "digest": digest_of(self._rows(file))[:12], **by}
-            cells += [{**common, "length": length} for length in subject.lengths]
-        for cell in cells:
-            subject.check_length(cell["length"])
-            self.asked(subject, cell)
+            for length in subject.lengths:
+                subject.check_length(length)
+                cells.append({**common, "length": length})
+                self.asked(subject, cells[-1])  # refuses a length without room
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         rows, documents, prompts = self.asked(subject, cell)
-        unscored: list[Ids] = [()] * len(prompts)
-        answers = subject.reader.ask(prompts, unscored, new_tokens=self.summary_tokens)
+        answers = subject.reader.ask(prompts, new_tokens=self.summary_tokens)
         # Models that only continue texts go on to the next document by themselves.
         written = [subject.decode(answer.written).strip() for answer in answers]
         texts = [text.partition("\n\n")[0].rstrip() for text in written]
-        asked = map(PROMPT.format, documents, (row.label for row in rows), texts)
+        questions = map(PROMPT.format, documents, (row.label for row in rows), texts)
         return lines_of(
             self.headlines,
-            **(verdicts(self.judge, list(asked)) if self.judge.model else {}),
+            **(verdicts(self.judge, list(questions)) if self.judge.model else {}),
             **grounding(texts, documents),
             items=len(rows),
             cut=fmean(a.text != b for a, b in zip(rows, documents, strict=True)),
@@ -148,7 +147,7 @@ def verdicts(config: JudgeConfig, prompts: Sequence[str]) -> dict[str, Any]:
 
     for prompt in prompts:
         replies.append(None)
-        gone = len(replies) > TRIES and replies[-1 - TRIES :].count(None) > TRIES
+        gone = replies[-1 - TRIES :].count(None) > TRIES
         for attempt in range(0 if gone else TRIES):
             time.sleep(PAUSE * attempt)
             try:

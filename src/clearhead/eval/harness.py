@@ -17,11 +17,11 @@ from unittest.mock import patch
 from tokenizers.processors import TemplateProcessing
 from transformers import set_seed
 
-from clearhead.errors import ClearheadError, NotFinite, first_line, require
+from clearhead.errors import ClearheadError, first_line, require
 from clearhead.measure.answers import follow_length, reset_dynamic_rope
 from clearhead.measure.sweep import Cell, Subject
 from clearhead.models.inspection import begin_of_windows, evaluating, finite
-from clearhead.records.cells import lines_of, unmeasured
+from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 from clearhead.settings.eval import HarnessOptions
 from clearhead.terminal import hushed, say
@@ -35,10 +35,11 @@ _REFUSALS = (AssertionError, ImportError, LookupError, OSError, TypeError, Value
 class HarnessTask(HarnessOptions):
     """Tasks, groups and tags of lm-eval by its own names, one cell each."""
 
+    headlines = ("acc",)  # of a model whose logits are not finite
+
     def cells(self, subject: Subject) -> list[Cell]:
         if not self.tasks:
             raise ClearheadError("lm_eval needs tasks: for example --tasks hellaswag arc_easy")
-        check_names(self.tasks, self.include_path)
         index = _manager(self.include_path, self.tasks).task_index
         digest = _digest(self.include_path)
         cells: list[Cell] = []
@@ -54,14 +55,9 @@ class HarnessTask(HarnessOptions):
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         """A group's own numbers if it has some; for other groups and for tags each task's."""
-        name = str(cell["task"])
-        manager = _manager(self.include_path, self.tasks)
-        try:
-            with _quiet(), _no_downloaded_code(name):
-                results = self._evaluated(subject, manager, name)
-        except NotFinite as error:
-            listed = (manager.task_index[name].cfg or {}).get("metric_list") or ()
-            return unmeasured([str(x["metric"]) for x in listed] or ["acc"], error)
+        name, manager = str(cell["task"]), _manager(self.include_path, self.tasks)
+        with _quiet(), _no_downloaded_code(name):
+            results = self._evaluated(subject, manager, name)
         numbers = {one: _metrics(row) for one, row in results["results"].items()}
         items = {one: counts["effective"] for one, counts in results["n-samples"].items()}
         lines = []
@@ -77,9 +73,7 @@ class HarnessTask(HarnessOptions):
         try:
             loaded = manager.load([name])
         except Exception as error:  # datasets, the hub and lm-eval each raise their own
-            advice = (
-                ": without the hub, give --lm-eval.include-path, a folder of tasks on local files"
-            )
+            advice = ": without the hub, give --lm-eval.include-path, a folder of local tasks"
             reason = f"({first_line(error) or repr(error)}){advice * isinstance(error, OSError)}"
             raise ClearheadError(f"lm-eval cannot load the task {name} {reason}") from error
         with evaluating(subject.model), harness_model(subject) as lm:
@@ -91,11 +85,10 @@ class HarnessTask(HarnessOptions):
                     if own is None or (self.shots is not None and own != 0):
                         task.set_config(key="num_fewshot", value=self.shots or 0)
                     task.set_fewshot_seed(seed=subject.seed)
-                results: dict[str, Any] = evaluate(lm, loaded, limit=self.limit, log_samples=True)
+                return dict(evaluate(lm, loaded, limit=self.limit, log_samples=True))
             except _REFUSALS as error:
                 reason = first_line(error) or "an answer that the model has no room for"
                 raise ClearheadError(f"lm-eval cannot run the task {name}: {reason}") from error
-            return results
 
 
 def _manager(folder: str, names: Sequence[str]) -> Any:
@@ -129,10 +122,8 @@ def check_names(names: Sequence[str], folder: str, others: Iterable[str] = ()) -
     """Refuse names that lm-eval does not know; `others` are allowed too, for the advice."""
     ours = sorted(others)
     if find_spec("lm_eval") is None:
-        raise ClearheadError(
-            f"task {names[0]!r} is none of clearhead's own ({', '.join(ours)}), and lm-eval is not "
-            f"installed; it comes with an extra: pip install 'clearhead[{EXTRA}]'"
-        )
+        fault = f"task {names[0]!r} is none of clearhead's own ({', '.join(ours)})"
+        raise ClearheadError(f"{fault}; lm-eval's need: pip install 'clearhead[{EXTRA}]'")
     known = _manager(folder, names).all_tasks
     for name in names:
         if name not in known:
@@ -148,9 +139,8 @@ def _metrics(row: dict[str, Any]) -> dict[str, float]:
     for key, value in row.items():
         metric, comma, kind = str(key).partition(",")
         if comma and isinstance(value, int | float):
-            plain = metric.removesuffix("_stderr")
-            way = "" if kind == "none" else comma + kind
-            values[plain + way + metric.removeprefix(plain)] = float(value)
+            name, stderr, _ = metric.partition("_stderr")
+            values[name + ("" if kind == "none" else f",{kind}") + stderr] = float(value)
     return values
 
 
@@ -225,14 +215,14 @@ def _no_downloaded_code(name: str) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Run the body without lm-eval's output but for the first prompt that it truncates."""
     tqdm = require("tqdm", EXTRA).tqdm
-    start, told = tqdm.__init__, set[str]()
+    start, warned = tqdm.__init__, set[str]()
 
     def silent(bar: Any, *words: Any, **options: Any) -> None:
         start(bar, *words, **{**options, "disable": True})
 
     def warn(message: object, *_: Any) -> None:
-        if "runcat" in str(message) and not told:  # truncated, Truncation
-            told.add(str(message))
+        if "runcat" in str(message) and not warned:  # truncated, Truncation
+            warned.add(str(message))
             say(f"lm-eval: {message}")
 
     cuts = logging.getLogger("lm_eval.models.huggingface")

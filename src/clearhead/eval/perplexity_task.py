@@ -6,7 +6,7 @@ occurred earlier in the same window; as in arXiv 2410.05258 (table 6) all of the
 """
 
 import math
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from clearhead.models.inspection import batches, evaluating, lack_of_positions, 
 from clearhead.records.cells import lines_of
 from clearhead.records.runs import Line
 from clearhead.settings.data import SHARE
-from clearhead.settings.eval import HitsOptions, MaskedOptions, PerplexityOptions
+from clearhead.settings.eval import PerplexityOptions, TaskOptions
 
 
 class PerplexityTask(PerplexityOptions):
@@ -75,15 +75,14 @@ class PerplexityTask(PerplexityOptions):
         if each < longest:
             raise ClearheadError(f"document-tokens is {each}: give at least one window, {longest}")
         cut = [Document(document.name, document.ids[:each]) for document in documents]
-        ends = accumulate(len(one.ids) for one in cut)
-        whole = takewhile(lambda pair: pair[1] <= subject.tokens, zip(cut, ends, strict=True))
-        return [document for document, _ in whole] or cut[:1]
+        whole = sum(end <= subject.tokens for end in accumulate(len(one.ids) for one in cut))
+        return cut[: max(1, whole)]
 
     def _stride(self, length: int) -> int:
         return max(1, length // 2) if self.stride is None else self.stride
 
 
-class HitsTask(HitsOptions):
+class HitsTask(TaskOptions):
     """AR-hits over each source as one text, as in training, in adjacent windows."""
 
     drawn = False
@@ -129,17 +128,16 @@ def _of(total: float, count: float) -> dict[str, Any]:
     return {"loss": loss, "perplexity": perplexity_of(loss), "predicted_tokens": int(count)}
 
 
-class MaskedTask(MaskedOptions):
+class MaskedTask(TaskOptions):
     drawn = False
     headlines = ("masked_loss", "masked_accuracy")
 
     def cells(self, subject: Subject) -> list[Cell]:
         if subject.texts.splits != ("validation",):
             raise ClearheadError("masked reads the held-out documents only: leave split out")
-        corpus = subject.texts.corpus  # read here, so that the cells are those of this text
         for length in subject.lengths:
-            if reason := _unread(subject.model, corpus, length):
-                raise ClearheadError(f"{reason}: give shorter lengths, or more text")
+            subject.check_length(length)
+            windows(subject.texts.corpus, length=length)  # refuses a text without a window
         return [{"length": length} for length in subject.lengths]
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
@@ -153,29 +151,25 @@ class MaskedTask(MaskedOptions):
 def masked_loss(
     model: Any, corpus: Corpus, *, length: int, tokens: int, documents_apart: bool = False
 ) -> list[dict[str, Any]]:
-    """Loss and accuracy at hidden tokens of the validation text, the same places for every model.
+    """Payloads of records: "masked loss" (nats a hidden token) and "masked accuracy" on about
+    `tokens` tokens of the validation text, the same hidden places for every model; None with a
+    "reason" where the model or the text is too short for windows of `length`.
 
-    Not a perplexity: each token is predicted from the shown tokens of its window on both sides.
-
-    Args:
-        corpus: with a mask token (`clearhead.data.with_mask_token`).
-        length: tokens of a window.
-        tokens: number of validation tokens to read; all if there are fewer.
-        documents_apart: whether windows are read as in training with document masks.
-
-    Returns:
-        Payloads of "measure" records: "masked loss" (nats a hidden token) and "masked accuracy";
-        the value None with a "reason" where the model or the text is too short.
+    Not a perplexity: each token is predicted from the shown tokens of its window on both sides. The
+    corpus has a mask token (`clearhead.data.with_mask_token`). With `documents_apart` windows are
+    read as in training with document masks.
     """
     loss, right, count = 0.0, 0, 0
-    reason = _unread(model, corpus, length)
+    reason = lack_of_positions(model, length)
+    if not any(len(stream) >= length for stream in corpus.split("validation")):
+        reason = f"the validation split holds no window of {length:,} tokens"
     texts = () if reason else windows(corpus, length=length, count=max(1, tokens // length))
     masking = Masking(corpus.tokenizer, SHARE)
     read = batches(model, texts, max(1, BATCH // length)) if texts else ()
     with evaluating(model):
         for number, ids_BT in enumerate(read):
-            made = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
-            shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in made)
+            arrays = masking(ids_BT.cpu().numpy(), f"validation, masks of batch {number}")
+            shown_BT, labels_BT = (torch.from_numpy(array).to(ids_BT.device) for array in arrays)
             hidden_BT = labels_BT != IGNORED
             inputs = {"input_ids": shown_BT}
             if documents_apart:
@@ -195,12 +189,3 @@ def masked_loss(
     else:
         line["reason"] = reason or "the validation text has only special tokens"
     return [{"metric": metric, "value": value, **line} for metric, value in values.items()]
-
-
-def _unread(model: Any, corpus: Corpus, length: int) -> str:
-    """Why no window of this length can be read; "" where one can."""
-    if reason := lack_of_positions(model, length):
-        return reason
-    if not any(len(stream) >= length for stream in corpus.split("validation")):
-        return f"the validation split holds no window of {length:,} tokens"
-    return ""

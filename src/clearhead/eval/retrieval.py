@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate, chain, product
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,26 +41,26 @@ class PasskeyTask(options.PasskeyOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:
-            key = number(SeededChoices("any"), DIGITS, evaluation=True)
-            self._prompt(subject, key, length, 0)
+            self._prompt(subject, "12345", length, 0)
             subject.check_length(length + (self.new_tokens or WORDINGS[self.wording].new_tokens))
         return by_depth(subject.lengths, self.depths)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         draws = SeededChoices(f"passkey {subject.seed} {cell['length']} {cell['depth']}")
         keys = [number(draws, DIGITS, evaluation=True) for _ in range(self.trials)]
-        wording, prompts, answers, leads = WORDINGS[self.wording], [], [], []
+        wording, prompts, leads = WORDINGS[self.wording], [], []
         for key in keys:
             text = self._prompt(subject, key, cell["length"], cell["depth"])
             ids, lead, spelt = subject.ids(text, wording.lead, f" {key}")
-            prompts.append(Prompt(ids[:-1], ids[-1:]))
-            answers.append((*lead, *spelt))
+            prompts.append(Prompt(ids[:-1], ids[-1:], (*lead, *spelt)))
             leads.append(len(lead))
         new_tokens = self.new_tokens or wording.new_tokens
-        replies = subject.reader.ask(prompts, answers, new_tokens=new_tokens)
+        replies = subject.reader.ask(prompts, new_tokens=new_tokens)
+        pairs = zip(replies, leads, strict=True)
+        of_keys = [Answer(one.written, one.loss[n:], one.right[n:]) for one, n in pairs]
+        by_key = scores(subject, of_keys, keys)
         prompt_tokens = fmean(len(prompt.ids) for prompt in prompts)
-        counts = {"trials": self.trials, "prompt_tokens": prompt_tokens}
-        return lines_of(self.headlines, **scores(subject, replies, keys, leads), **counts)
+        return lines_of(self.headlines, **by_key, trials=self.trials, prompt_tokens=prompt_tokens)
 
     def _prompt(self, subject: Subject, key: str, length: int, depth: float) -> str:
         """The prompt of at most `length` tokens, as much filler in it as fits."""
@@ -81,24 +81,19 @@ class PasskeyTask(options.PasskeyOptions):
 
 
 def scores(
-    subject: Subject,
-    replies: Sequence[Answer],
-    keys: Sequence[str],
-    leads: Sequence[int],
-    together: int = 1,
+    subject: Subject, replies: Sequence[Answer], keys: Sequence[str], together: int = 1
 ) -> dict[str, Any]:
     """Shares of numbers retrieved, overall and by item (`together` answers of one text): `accuracy`
-    of answers that contain the key, `forced` of those whose tokens after the lead are each the
-    likeliest."""
+    of answers that contain the key, `forced` of those whose tokens are each the likeliest."""
     written = [re.findall(r"\d+", subject.decode(answer.written)) for answer in replies]
     named = [key in numbers for key, numbers in zip(keys, written, strict=True)]
-    right = [answer.right[lead:] for answer, lead in zip(replies, leads, strict=True)]
+    right = [answer.right for answer in replies]
     items = [slice(start, start + together) for start in range(0, len(replies), together)]
     return {
         "accuracy": sum(named) / len(replies),
         "forced": sum(map(all, right)) / len(replies),
         "forced_tokens": fmean(chain(*right)),
-        "answer_loss": fmean(sum(a.loss[n:]) for a, n in zip(replies, leads, strict=True)),
+        "answer_loss": fmean(sum(answer.loss) for answer in replies),
         "accuracy_by_item": [fmean(named[item]) for item in items],
         "forced_tokens_by_item": [fmean(chain(*right[item])) for item in items],
     }
@@ -117,27 +112,21 @@ class NeedlesTask(options.NeedlesOptions):
             needles, queries = map(int, match.groups()) if match else (0, 1)
             if not 1 <= queries <= needles:
                 raise ClearheadError(f"grid {word!r} is not NxR, such as 4x2: 2 of 4 needles")
-            for cell in by_depth(subject.lengths, self.depths):
-                cells.append({**cell, "needles": needles, "queries": queries})
-        for cell in cells:
-            if cell["depth"] == max(self.depths):
-                self._haystack(subject, cell, 0)
-                subject.check_length(cell["length"] + self.new_tokens)
+            size = {"needles": needles, "queries": queries}
+            for length in subject.lengths:
+                haystack(subject, "any", length=length, depth=0.0, **size)
+                subject.check_length(length + self.new_tokens)
+            cells += [{**cell, **size} for cell in by_depth(subject.lengths, self.depths)]
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
-        stacks = [self._haystack(subject, cell, sample) for sample in range(self.samples)]
-        numbers = [fact.number for stack in stacks for fact in stack.asked]
-        answers = [answer for stack in stacks for answer in stack.answers]
-        prompts = [prompt for stack in stacks for prompt in stack.prompts]
-        replies = subject.reader.ask(prompts, answers, new_tokens=self.new_tokens)
-        by_query = scores(subject, replies, numbers, [0] * len(replies), cell["queries"])
-        return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(replies))
-
-    def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
         # The same sample at every depth has the same filler and facts.
-        label = f"needles {subject.seed} {cell['length']} {cell['needles']} {sample}"
-        return haystack(subject, SeededChoices(label), **cell)
+        label = f"needles {subject.seed} {cell['length']} {cell['needles']}"
+        samples = [haystack(subject, f"{label} {n}", **cell) for n in range(self.samples)]
+        prompts, numbers, _ = zip(*chain(*samples), strict=True)
+        replies = subject.reader.ask(prompts, new_tokens=self.new_tokens)
+        by_query = scores(subject, replies, numbers, together=cell["queries"])
+        return lines_of(self.headlines, **by_query, samples=self.samples, trials=len(replies))
 
 
 class AllocationTask(options.AllocationOptions):
@@ -149,47 +138,31 @@ class AllocationTask(options.AllocationOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         for length in subject.lengths:
-            self._haystack(subject, {"length": length, "depth": 0.0}, 0)
+            haystack(subject, "any", length=length, depth=0.0)
             subject.check_length(length)
         return by_depth(subject.lengths, self.depths)
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
-        weights = torch.zeros(3, dtype=torch.float64)
+        sums_3 = torch.zeros(3, dtype=torch.float64)  # of the answer, all text and all keys
         for sample in range(self.samples):
-            stack = self._haystack(subject, cell, sample)
-            (prompt,), begin = stack.prompts, len(subject.begin)
-            place_S = torch.arange(len(prompt.ids))
-            start, stop = stack.spans[stack.asked[0].city]
-            answer_S = (place_S >= start) & (place_S < stop)
-            other_S = (place_S < begin) | (place_S >= len(stack.context))
-            spans_3S = torch.stack([answer_S, ~(answer_S | other_S), other_S])
-            weights += last_row(subject, prompt, spans_3S)
-        answer, noise, _ = (weights / weights.sum()).tolist()
-        shares = {"answer_share": answer, "noise_share": noise}
+            label = f"allocation {subject.seed} {cell['length']} {sample}"
+            ((prompt, _, place),) = haystack(subject, label, **cell)
+            row_S = last_row(subject, prompt)
+            parts = row_S[place], row_S[len(subject.begin) : len(prompt.context)], row_S
+            sums_3 += torch.stack([part.sum() for part in parts])
+        answer, text, _ = (sums_3 / sums_3[2]).tolist()
+        shares = {"answer_share": answer, "noise_share": text - answer}
         return lines_of(self.headlines, **shares, samples=self.samples)
-
-    def _haystack(self, subject: Subject, cell: Cell, sample: int) -> "Haystack":
-        label = f"allocation {subject.seed} {cell['length']} {sample}"
-        return haystack(subject, SeededChoices(label), needles=1, queries=1, **cell)
-
-
-class Haystack(NamedTuple):
-    """A context with needles, the facts asked for, a prompt and the tokens of the number of each,
-    and by city the (start, stop) of each needle in the context."""
-
-    context: Ids
-    asked: list[Fact]
-    prompts: list[Prompt]
-    answers: tuple[Ids, ...]
-    spans: dict[str, tuple[int, int]]
 
 
 def haystack(
-    subject: Subject, draws: SeededChoices, *, length: int, depth: float, needles: int, queries: int
-) -> Haystack:
-    """Needles among sentences: context and longest question have exactly `length` tokens. Those
-    asked for are together at `depth` (the share of filler before them, to the nearest sentence),
-    every other one at a random place of its own."""
+    subject: Subject, label: str, *, length: int, depth: float, needles: int = 1, queries: int = 1
+) -> list[tuple[Prompt, str, slice]]:
+    """Needles among sentences, drawn by the label: of each one asked for a prompt, the number and
+    the place in the context. The longest prompt has exactly `length` tokens. Needles asked for are
+    together at `depth` (the share of filler before them, to the nearest sentence), every other one
+    is at a random place of its own."""
+    draws = SeededChoices(label)
     hidden = facts(draws, needles, DIGITS, evaluation=True)
     asked = hidden[:queries]
     pieces = [subject.ids("a", f"\n{one.question}", f" {one.number}") for one in asked]
@@ -212,27 +185,29 @@ def haystack(
     places: dict[int, list[Fact]] = {nearest: list(asked)}
     for fact in hidden[queries:]:
         places.setdefault(draws.below(len(ends)), []).append(fact)
-    context, spans = list(subject.begin), {}
+    context, spans = list(subject.begin), dict[str, slice]()
     for index, chunk in enumerate([*chunks, ()]):
         for fact in places.get(index, ()):
             ids = statements[fact.city]
-            spans[fact.city] = (len(context), len(context) + len(ids))
+            spans[fact.city] = slice(len(context), len(context) + len(ids))
             context += ids
         context += chunk
     read = tuple(context)
-    return Haystack(read, asked, [Prompt(read, one) for one in questions], answers, spans)
+    return [
+        (Prompt(read, question, answer), fact.number, spans[fact.city])
+        for question, answer, fact in zip(questions, answers, asked, strict=True)
+    ]
 
 
-def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
-    """Absolute attention of a prompt's last token to three spans of keys, bool [3, S], in the map
-    that multiplies the values, summed over heads and layers: float64 [3]."""
-    sums_3, spans_S3 = torch.zeros(3, dtype=torch.float64), spans_3S.double().T
+def last_row(subject: Subject, prompt: Prompt) -> Tensor:
+    """Absolute attention of a prompt's last token to each key, in the map that multiplies the
+    values, summed over heads and layers: float64 [S]."""
+    sums_S = torch.zeros(len(prompt.ids), dtype=torch.float64)
 
     def add(call: AttentionCall, tile: AttentionTile) -> None:
         if tile.start + tile.visible.shape[2] == call.q.shape[2]:
             *_, effective = tile.maps  # what multiplies the values comes last
-            row_HS = effective.weights[0, :, -1].double().cpu()
-            sums_3.add_(row_HS.abs().sum(0) @ spans_S3)
+            sums_S.add_(effective.weights[0, :, -1].double().cpu().abs().sum(0))
 
     statistic: Any = SimpleNamespace(observe=add)
     with evaluating(subject.model):
@@ -240,7 +215,7 @@ def last_row(subject: Subject, prompt: Prompt, spans_3S: Tensor) -> Tensor:
         _, unread_BT, cache = subject.reader.read([prompt])
         with observe(subject.model, attention=[ByTile(weights=[statistic])]):
             finite(subject.reader.forward(unread_BT, cache)[0])
-    return sums_3
+    return sums_S
 
 
 class RecallTask(options.RecallOptions):
@@ -252,47 +227,41 @@ class RecallTask(options.RecallOptions):
 
     def cells(self, subject: Subject) -> list[Cell]:
         cells: list[Cell] = []
-        for length, count in product(subject.lengths, self.pairs):
-            cells.append({"length": length, "pairs": count})
-            prompt, answer, _ = self._sample(subject, cells[-1], 0)
-            subject.check_length(len(prompt.ids) + len(answer))
+        for length, pairs in product(subject.lengths, self.pairs):
+            cells.append({"length": length, "pairs": pairs})
+            self._sample(subject, cells[-1], 0)  # refuses pairs without room
+            subject.check_length(length)
         return cells
 
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         samples = [self._sample(subject, cell, number) for number in range(self.samples)]
-        prompts, answers, places = zip(*samples, strict=True)
-        replies = subject.reader.ask(prompts, answers)
+        prompts, places = zip(*samples, strict=True)
+        replies = subject.reader.ask(prompts)
         by_sample, losses = [], []
         for answer, values in zip(replies, places, strict=True):
-            by_sample.append(fmean(all(answer.right[start:stop]) for start, stop in values))
-            losses += [sum(answer.loss[start:stop]) for start, stop in values]
+            by_sample.append(fmean(all(answer.right[value]) for value in values))
+            losses += [sum(answer.loss[value]) for value in values]
         numbers: dict[str, Any] = {"accuracy": fmean(by_sample), "accuracy_by_item": by_sample}
         numbers |= {"answer_loss": fmean(losses), "trials": len(losses)}
         return lines_of(self.headlines, **numbers)
 
-    def _sample(
-        self, subject: Subject, cell: Cell, number: int
-    ) -> tuple[Prompt, Ids, list[tuple[int, int]]]:
-        """The prompt, the pairs again as the answer, and where in it each value stands."""
+    def _sample(self, subject: Subject, cell: Cell, number: int) -> tuple[Prompt, list[slice]]:
+        """The prompt with the pairs again as the answer, and where in it each value stands."""
         draws = SeededChoices(f"recall {subject.seed} {cell['length']} {cell['pairs']} {number}")
         known = keyed(draws, cell["pairs"], evaluation=True)
         asked = draws.sample(known, min(self.queries, len(known)))
         pieces = [piece for key, value in asked for piece in (f" {key}", f" {value}", ",")]
-        filler, length = "", cell["length"]
+        opening, filler, length = listing("Pairs", known), "", cell["length"]
         while True:
-            listed, filling, tail, *parts = subject.ids(
-                listing("Pairs", known), filler, " Recall:", *pieces
-            )
+            listed, filling, tail, *parts = subject.ids(opening, filler, " Recall:", *pieces)
             ends = [0, *accumulate(map(len, parts))]
             room = length - len(listed) - len(tail) - ends[-1]
             if room < 0:
-                few = (
-                    f"take {length - room} tokens, more than the length {length}: give fewer pairs"
-                )
-                raise ClearheadError(f"{cell['pairs']} pairs and {len(asked)} queries {few}")
+                taken = f"{len(known)} pairs and {len(asked)} queries take {length - room} tokens"
+                raise ClearheadError(f"{taken}, more than the length {length}: give fewer pairs")
             if len(filling) >= room:
                 break
             for _ in range(1 + (room - len(filling)) // 8):  # the shortest sentence's, about
                 filler += f" {sentence(draws, evaluation=True)}"
-        places = list(zip(ends[1::3], ends[2::3], strict=True))  # of key, value and comma
-        return Prompt((*listed, *filling[:room]), tail), tuple(chain(*parts)), places
+        places = list(map(slice, ends[1::3], ends[2::3]))  # of key, value and comma
+        return Prompt((*listed, *filling[:room]), tail, tuple(chain(*parts))), places

@@ -6,7 +6,7 @@ The answer is the likeliest label; orders permute one set of demonstrations. Eac
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 from math import fsum
 from pathlib import Path
@@ -27,7 +27,6 @@ from clearhead.settings.data import Task
 from clearhead.settings.eval import FILL, ShotsOptions, parted
 from clearhead.terminal import say
 
-ORDER = "random"
 _read_once = lru_cache(maxsize=8)(labelled.read_rows)
 
 
@@ -45,7 +44,7 @@ class ShotsTask(ShotsOptions):
     def cells(self, subject: Subject) -> list[Cell]:
         setting = Setting(self, subject)
         name = Path(self.data).name.partition(".")[0]
-        common = {"data": name, "digest": setting.digest, "order": ORDER}
+        common = {"data": name, "digest": setting.digest, "order": "random"}
         cells: list[Cell] = []
         for word in parted(self.counts):
             for length in subject.lengths:
@@ -57,19 +56,16 @@ class ShotsTask(ShotsOptions):
     def measure(self, subject: Subject, cell: Cell) -> list[Line]:
         setting = Setting(self, subject)
         shown = setting.shown(cell["length"], cell["shots"])
-        known: dict[Ids, list[bool]] = {}  # of few shots some orders are the same
-        right = []  # [permutations][queries]
-        for number in range(self.permutations):
-            draws = SeededChoices(f"shots {subject.seed} {ORDER} {number}")
-            context = setting.context(draws.sample(shown, len(shown)))
-            if context not in known:
-                known[context] = setting.right_answers(context)
-            right.append(known[context])
+        label = f"shots {subject.seed} random"
+        draws = [SeededChoices(f"{label} {n}") for n in range(self.permutations)]
+        contexts = [setting.context(one.sample(shown, len(shown))) for one in draws]
+        right_answers = cache(setting.right_answers)  # of few shots some orders are the same
+        right = [right_answers(context) for context in contexts]  # [permutations][queries]
         accuracies = [fmean(one) for one in right]
         by_query = [fmean(one) for one in zip(*right, strict=True)]
         # Orders ask the same queries: those are the trials, not their repetitions.
         low, high = wilson(sum(by_query), self.queries)
-        several = len(known) > 1
+        several = len(set(contexts)) > 1
         commonest = max(Counter(query.label for query in setting.queries).values())
         return lines_of(
             self.headlines,
@@ -85,7 +81,7 @@ class ShotsTask(ShotsOptions):
             labels=len(setting.labels),
             labels_shown=len({example.label for example in shown}),
             demonstrations=len(shown),
-            prompt_tokens=len(context) + fmean(map(len, setting.questions)),
+            prompt_tokens=len(contexts[0]) + fmean(map(len, setting.questions)),
             trials=self.queries,
         )
 
@@ -116,13 +112,13 @@ class Setting:
             return list(map(Example, texts, numbers))
 
         shown = examples(rows)
-        asked = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
-        if len(asked) < task.queries:
-            found = f"{task.test or task.data!r} has {len(asked)} rows"
+        queries = examples(labelled_rows(task.test, fields, "--shots.")) if task.test else shown
+        if len(queries) < task.queries:
+            found = f"{task.test or task.data!r} has {len(queries)} rows"
             raise ClearheadError(f"queries is {task.queries}, and {found}: ask for fewer")
         self.labels = tuple(" ".join(name.split()) for name in classes)
         draws = SeededChoices(f"shots {subject.seed} queries")
-        self.queries = tuple(draws.sample(asked, task.queries))
+        self.queries = tuple(draws.sample(queries, task.queries))
         texts = {query.text for query in self.queries}
         self.pool = tuple(example for example in shown if example.text not in texts)
         self.digest = digest_of([self.labels, self.pool, self.queries])[:8]
@@ -132,8 +128,7 @@ class Setting:
         spelt = [subject.ids("label:", f" {name}")[1] if name else () for name in self.labels]
         for name, ids in zip(self.labels, spelt, strict=True):
             if not ids or spelt.count(ids) > 1:
-                cause = "the tokens of another label" if ids else "no token"
-                raise ClearheadError(f"label {name!r} has {cause}: rename it")
+                raise ClearheadError(f"label {name!r} has no tokens of its own: rename it")
         self.answers: list[Ids] = [(*ids, *self._gap) for ids in spelt]
         self.questions = [self._question(query.text) for query in self.queries]
 
@@ -156,7 +151,7 @@ class Setting:
             shown.append(left.pop())
         if not (shown and left if word == FILL else len(shown) == count):
             fit = f"{len(shown)} of {len(self.pool)} examples fit the {max(0, room):,} tokens"
-            raise ClearheadError(f"shots: {word} asked for, and {fit} left of length {length:,}")
+            raise ClearheadError(f"shots: {word} queries for, and {fit} left of length {length:,}")
         return shown
 
     def context(self, shown: Sequence[Example]) -> Ids:
@@ -167,8 +162,8 @@ class Setting:
         """For each query, whether its own label is the likeliest (the first of equal ones)."""
         right = []
         for query, question in zip(self.queries, self.questions, strict=True):
-            prompts = [Prompt(context, question)] * len(self.answers)
-            losses = [fsum(one.loss) for one in self._subject.reader.ask(prompts, self.answers)]
+            prompts = [Prompt(context, question, answer) for answer in self.answers]
+            losses = [fsum(one.loss) for one in self._subject.reader.ask(prompts)]
             right.append(losses.index(min(losses)) == query.label)
         return right
 

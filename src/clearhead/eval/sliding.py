@@ -64,15 +64,9 @@ def sliding(
     tokenizer: Any = None,
 ) -> list[Scored]:
     """The loss of every predicted token of every document, 1-D token ids; windows of one shape run
-    together, and come in that order. The log-softmax is in float32 at least: in float16 a sum over
-    a window overflows at 65,504.
-
-    Args:
-        batch_tokens: tokens run together, on which no result depends.
-        prefix: tokens read before every window, and not predicted.
-        tokenizer: if given, documents within a window, found by its begin and end tokens, are read
-            as in training with document masks.
-    """
+    together, about `batch_tokens` tokens of them, and come in that order; `prefix` and `tokenizer`
+    as of `perplexity`. The log-softmax is in float32 at least: in float16 a sum over a window
+    overflows at 65,504."""
     texts = list(documents)
     cut = sorted(
         (stop - start, first - start, number, start)
@@ -111,8 +105,8 @@ def plain_head(model: Any) -> Any:
     if head is None or model.base_model is model:
         return None
     ids_1T = torch.arange(2, device=model.device)[None]
-    parts = (part(input_ids=ids_1T, use_cache=False)[0] for part in (model, model.base_model))
-    logits, hidden = parts
+    pair = model, model.base_model
+    logits, hidden = (part(input_ids=ids_1T, use_cache=False)[0] for part in pair)
     return head if torch.equal(head(hidden).to(logits.dtype), logits) else None
 
 
@@ -166,12 +160,9 @@ def perplexity(
     Args:
         windows: int64 [length] each; beyond the model's positions there is a `reason` and no loss.
         batch_size: windows run together; it changes speed and memory, not the results.
-        tokenizer: if given, documents of a window are read apart, as in training with document
-            masks, and their first tokens do not count.
+        tokenizer: if given, documents of a window, found by its begin and end tokens, are read
+            apart as in training with document masks, and their first tokens do not count.
         prefix: tokens read before every window, and not predicted.
-
-    Raises:
-        ClearheadError: no windows, or token ids unknown to the model.
     """
     texts = list(windows)
     if not texts:
@@ -181,12 +172,7 @@ def perplexity(
         return Perplexity(reason=reason)
     settings: dict[str, Any] = {"length": length, "stride": length, "prefix": prefix}
     settings |= {"batch_tokens": batch_size * length, "tokenizer": tokenizer}
-    try:
-        parts = [one.loss for one in sliding(model, texts, **settings) if len(one.loss)]
-    except (ClearheadError, IndexError) as error:  # a limit that only the model knows
-        if length <= getattr(model.config, "max_position_embeddings", length):
-            raise
-        return Perplexity(reason=str(error))
+    parts = [one.loss for one in sliding(model, texts, **settings) if len(one.loss)]
     if not parts:
         return Perplexity(reason="no window holds a token that another of its document foretells")
     sums, count = [float(part.sum()) for part in parts], sum(map(len, parts))
@@ -240,15 +226,12 @@ def lengths(
     tokens: int,
     documents_apart: bool = False,
 ) -> list[dict[str, Any]]:
-    """Loss and perplexity on the validation text, cut into windows of each length.
+    """Payloads of records: "loss" (nats a token) and "perplexity" of the validation text, cut into
+    windows of each length; None with a "reason" where the model or the text is too short.
 
     All lengths read the same number of tokens: `tokens`, or all that the corpus has, rounded down
-    to a whole number of the longest windows. With `documents_apart` windows are read as in training
+    to a whole number of the longest windows. With `documents_apart` they are read as in training
     with document masks: no document sees another, and positions restart in each.
-
-    Returns:
-        Payloads of "measure" records: "loss" (nats a token) and "perplexity" with "length", "split"
-        and "predicted_tokens"; None with a "reason" where the model or the text is too short.
     """
     held = [len(stream) for stream in corpus.split("validation")]
     room = {size: min(tokens, sum(x // size * size for x in held)) for size in lengths}
@@ -265,6 +248,6 @@ def lengths(
             one = perplexity(model, texts, batch_size=max(1, BATCH // size), tokenizer=tokenizer)
         line = {"split": "validation", "length": size, "predicted_tokens": one.tokens}
         line |= {} if one.reason is None else {"reason": one.reason}
-        values = {"loss": one.loss, "perplexity": one.perplexity}
-        lines += [{"metric": name, "value": value, **line} for name, value in values.items()]
+        for metric in ("loss", "perplexity"):
+            lines.append({"metric": metric, "value": getattr(one, metric), **line})
     return lines

@@ -18,7 +18,7 @@ from clearhead.lab.runs import new_model
 from clearhead.lab.sweep_configs import PlanConfig
 from clearhead.models import BASELINE, PRESETS, ClearheadForMaskedLM, plan, preset, presets
 from clearhead.models.base_model import cache_of
-from clearhead.models.loading import kind_of, load_config, resolved
+from clearhead.models.loading import load_config, resolved
 from clearhead.models.planning import counterpart, without_data
 from clearhead.optim import build_optimizer
 from clearhead.progress import in_words
@@ -59,10 +59,9 @@ DEVICES = {
 def bill(
     config: Any, train: TrainConfig, *, devices: Sequence[str], numbers: Sequence[int] = (1,)
 ) -> tuple[Mapping[int, Mapping[str, int]], list[tuple[str, int, float, bool]]]:
-    """Bytes on each device by part (`training_memory`), by number of devices, over which weights
-    and optimizer are sharded; and for devices and their number the seconds of `train` (its FLOPs, a
-    third more where the forward pass is computed twice, over `EFFICIENCY` of the devices' rate),
-    and True where a tenth of each device's memory stays free."""
+    """Bytes on each device by part, by number of devices (`training_memory`); and for each kind and
+    number the seconds (FLOPs, a third more where the forward pass is computed twice, at
+    `EFFICIENCY`), and True where a tenth of each device's memory stays free."""
     flops = 3 * plan(config, length=train.sequence_length).forward_flops * train.tokens
     taken = flops * (4 / 3 if train.checkpointing == "blocks" else 1)
     memory = dict[int, Mapping[str, int]]()
@@ -80,13 +79,13 @@ def bill(
 
 def print_overview(size: str, changes: Mapping[str, Any]) -> None:
     """A table of every preset at one size, and what each is."""
-    rows, refused = dict[str, dict[str, str]](), list[str]()
+    rows = dict[str, dict[str, str]]()
     baseline = plan(preset(BASELINE, size, **changes)).parameters
     for name in presets():
         try:
             counts = plan(preset(name, size, **changes))
         except ClearheadError as error:
-            refused.append(str(error))
+            console().print(str(error), style="dim")
             continue
         rows[name] = {
             "parameters": f"{counts.parameters:,}",
@@ -98,40 +97,38 @@ def print_overview(size: str, changes: Mapping[str, Any]) -> None:
     show(DataFrame(rows).T.to_string())
     for name, summary in presets().items():
         console().print(f"[bold]{name}[/bold]: {summary}")
-    for reason in refused:
-        console().print(reason, style="dim")
 
 
-def named_configs(asked: PlanConfig, train: TrainConfig) -> Iterator[tuple[str, Any]]:
+def named_configs(command: PlanConfig, train: TrainConfig) -> Iterator[tuple[str, Any]]:
     """Name and configuration of each model; of a preset with room for the training's windows."""
-    for name in asked.models:
+    for name in command.models:
         if name in PRESETS or not (Path(name).exists() or "/" in name):
-            base = preset(choose("preset or folder", name, PRESETS), asked.size, **asked.set)
+            base = preset(choose("preset or folder", name, PRESETS), command.size, **command.set)
             room = max(base.max_position_embeddings, train.sequence_length)
-            keys = ", ".join(f"{key}={value}" for key, value in asked.set.items())
-            wide = {"max_position_embeddings": room} | asked.set
-            yield f"{name}, {keys or f'size {asked.size}'}", preset(name, asked.size, **wide)
-            continue
-        if asked.set or asked.size != PlanConfig.size:
+            keys = ", ".join(f"{key}={value}" for key, value in command.set.items())
+            wide = {"max_position_embeddings": room} | command.set
+            yield f"{name}, {keys or f'size {command.size}'}", preset(name, command.size, **wide)
+        elif command.set or command.size != PlanConfig.size:
             raise ClearheadError(f"{name} is no preset: leave --size and --set out")
-        path, trust = resolved(name), asked.trust_remote_code
-        kind_of(path, trust_remote_code=trust)
-        yield name, load_config(path, trust_remote_code=trust)
+        else:
+            yield name, load_config(resolved(name), trust_remote_code=command.trust_remote_code)
 
 
-def print_bill(config: Any, asked: Any) -> None:
+def print_bill(config: Any, command: Any) -> None:
     """Print the `bill` that the options of `clearhead plan` ask for."""
-    train: TrainConfig = asked.train
-    memory, estimates = bill(config, train, devices=asked.gpu, numbers=asked.gpus)
-    counts, read = plan(config, length=train.sequence_length), plan(config, length=asked.context)
+    train: TrainConfig = command.train
+    memory, estimates = bill(config, train, devices=command.gpu, numbers=command.gpus)
+    counts, read = plan(config, length=train.sequence_length), plan(config, length=command.context)
     forward, total = counts.forward_flops, 3 * counts.forward_flops * train.tokens
-    inner = f"{counts.non_embedding_parameters:,} without embeddings"
-    show(f"  {counts.parameters:,} parameters, {inner}")
     step = f"{train.accumulation} x {train.batch_size} x {train.sequence_length}"
-    show(f"  {train.tokens:,} tokens in {train.steps:,} steps of {step}")
-    show(f"  {forward / 1e6:,.1f} MFLOPs a token forward; {total:.3g} FLOPs, backward twice that")
-    held = decimal(int(read.cache_bytes * read.length))
-    show(f"  keys and values of {read.length:,} tokens: {held}\n")
+    cache = decimal(int(read.cache_bytes * read.length))
+    show(
+        f"  {counts.parameters:,} parameters, "
+        f"{counts.non_embedding_parameters:,} without embeddings\n"
+        f"  {train.tokens:,} tokens in {train.steps:,} steps of {step}\n"
+        f"  {forward / 1e6:,.1f} MFLOPs a token forward; {total:.3g} FLOPs, backward twice that\n"
+        f"  keys and values of {read.length:,} tokens: {cache}\n"
+    )
     how = f"{train.optimizer}, {'fp32' if train.precision == 'fp32' else 'bf16'}"
     how += ", checkpointing" * (train.checkpointing == "blocks")
     show(f"  memory of a device at the peak, by number of devices ({how})")
@@ -209,9 +206,8 @@ def _peak(model: Any, train: TrainConfig) -> dict[str, int]:
 
 
 def record_memory(config: PlanConfig, **_: object) -> list[Line]:
-    """Count the bytes of each preset at each length; write and return the records: `step_bytes`,
-    the activations of `training_memory` of one text; `cached_key_bytes` and `cached_bytes`, those
-    of a token's keys, and of its keys and values, at two bytes a number."""
+    """Records of each preset at each length, also written: `step_bytes`, the activations of a step
+    on one text; a token's `cached_key_bytes` and `cached_bytes`, at two bytes a number."""
     lines: list[Line] = []
     train = TrainConfig(batch_size=1, precision="bf16")
     for name in config.models:

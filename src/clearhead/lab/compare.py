@@ -2,7 +2,8 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,8 @@ from clearhead.eval.perplexity_task import masked_loss
 from clearhead.eval.sliding import lengths as perplexity_by_length
 from clearhead.eval.sliding import perplexity
 from clearhead.lab import runs
-from clearhead.lab.configs import Arm, CompareConfig, milestone_steps
-from clearhead.lab.runs import Base, run_missing
+from clearhead.lab.configs import RECORDS, Arm, CompareConfig
+from clearhead.lab.runs import Base, Trial, run_missing
 from clearhead.models import plan
 from clearhead.models.inspection import parameter_count, require_positions
 from clearhead.models.loading import best_device
@@ -29,12 +30,13 @@ from clearhead.probe import measure as measure_inside
 from clearhead.progress import Work
 from clearhead.records import jsonl
 from clearhead.records.files import hold_folder
+from clearhead.records.loading import Store
 from clearhead.records.provenance import KEYS
 from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
 from clearhead.train import DivergedError, TrainConfig, make_trackers, precision, train_to_end
 from clearhead.train.callbacks import METRICS, LinesFile, Progress, StepMetrics
-from clearhead.train.run_dir import holds_run, read_record, refuse_changes, require_no_run
+from clearhead.train.run_dir import read_record, refuse_changes, require_no_run
 from clearhead.train.trainable import choose_parameters
 
 UNTIMED = "the process that trained it was stopped before the measurements"
@@ -59,14 +61,15 @@ def folder_of(config: CompareConfig, arm: Arm, seed: int) -> Path:
 
 
 def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
-    """Train and measure every arm with every seed, and return the records of `config.output`, where
-    progress is saved: called again after a stop, it resumes the unfinished run. A run that diverges
-    is recorded as such, and the others continue: in a sweep that is a result."""
+    """Train and measure every arm with every seed, or go on; return the records of the output. A
+    run that diverges is recorded as such, and the others continue: in a sweep that is a result."""
     config.check()
     require_no_run(config.output)
     with hold_folder(config.output):
-        work = Work(say=say) if work is None else work
-        done = run_missing(_trials(config), config.output, "compare", work)
+        store = Store(config.output / RECORDS)
+        arms = _arms(config)
+        trials = [arm.trial(seed, store.headers) for seed in config.seeds for arm in arms]
+        done = run_missing(trials, store, "compare", work)
     for one in done.runs:
         if one.diverged:
             say(f"{one.arm}, seed {one.seed}: {one.header['diverged']}")
@@ -75,8 +78,8 @@ def compare(config: CompareConfig, *, work: Work | None = None) -> Records:
     return done
 
 
-def _trials(config: CompareConfig) -> list["_Trial"]:
-    """Every arm with every seed; one seed of all arms comes before the next."""
+def _arms(config: CompareConfig) -> list["_Arm"]:
+    """Every arm, on one text."""
     # The fingerprint of the data of a run that has begun in the output folder, or None.
     folders = (folder_of(config, *run) for run in itertools.product(config.arms, config.seeds))
     began = next(filter(None, map(runs.data_of, folders)), None)
@@ -86,61 +89,59 @@ def _trials(config: CompareConfig) -> list["_Trial"]:
         corpus = with_mask_token(corpus) if config.objective == "mlm" else corpus
     else:
         longest = max(arm.train.sequence_length for arm in config.arms)
-        options: Any = {"trust_remote_code": config.trust_remote_code, "began": began}
-        base = runs.open_base(config.base, config.data, longest, alike=True, **options)
+        base = runs.open_base(config, longest, began)
         corpus = base.corpus
     corpus = corpus.for_tuning() if config.held_out == "training" else corpus
     if unseen := [stream.spec for stream in corpus.split("validation") if not len(stream)]:
         say(f"nothing is held out of {', '.join(unseen)}: validation text has none of it")
     if len(config.seeds) == 1 and len(config.arms) > 1:
         say("one seed cannot tell these models apart: give several, such as --seeds 0 1 2")
-    models = [(arm, *_outlined(arm, config, corpus, base)) for arm in config.arms]
-    return [_Trial(config, corpus, base, *one, seed) for seed in config.seeds for one in models]
+    return [_Arm(arm, config, corpus, base) for arm in config.arms]
 
 
-def _outlined(
-    arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None
-) -> tuple[Any, Callable[[], Any]]:
-    """An arm's model without weights, and the function that builds it, by PyTorch's generator or
-    from the base."""
-    if base is None:
-        keys = runs.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
-        build = partial(runs.new_model, keys)
-        with torch.device("meta"):
-            outline = build()
-        require_positions(outline, arm.train.sequence_length, runs.SHORTER, arm.preset)
-        return outline, build
-    try:
-        outline = base.start(arm.preset, arm.model).model
-    except ClearheadError as error:
-        raise ClearheadError(f"{arm.name}: {error}") from error
-    if remark := runs.resting_sinks(outline, arm.train):
-        say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
-    outline.to("meta")
-    outline.tie_weights()
-    return outline, lambda: base.start(arm.preset, arm.model).model
+class _Arm:
+    """An arm, the text of all, and the arm's model without weights."""
 
+    def __init__(self, arm: Arm, config: CompareConfig, corpus: Corpus, base: Base | None) -> None:
+        self.arm, self.config, self.corpus, self.base = arm, config, corpus, base
+        try:
+            if base is None:
+                keys = runs.fitted(arm.preset, config.size, corpus, arm.train, **arm.model)
+                with torch.device("meta"):
+                    self.outline = runs.new_model(keys)
+                require_positions(self.outline, arm.train.sequence_length, runs.SHORTER)
+            else:
+                self.outline = self.model()
+                if remark := runs.resting_sinks(self.outline, arm.train):
+                    say(f"{arm.name}: {remark}, in a comparison of arms with a null key or XSA")
+                self.outline.to("meta")
+                self.outline.tie_weights()
+            model = copy.deepcopy(self.outline)
+            choose_parameters(model, arm.train)
+            build_optimizer(model, arm.train)
+        except ClearheadError as error:
+            raise ClearheadError(f"{arm.name}: {error}") from error
 
-class _Trial:
-    """An arm with a seed."""
+    def model(self) -> Any:
+        """The model to train, drawn from PyTorch's generator or made from the base."""
+        if self.base is None:
+            return runs.new_model(copy.deepcopy(self.outline.config))
+        return self.base.start(self.arm.preset, self.arm.model).model
 
-    cell = "compared"
-
-    def __init__(
-        self, config: CompareConfig, corpus: Corpus, base: Base | None, arm: Arm, *model: Any
-    ) -> None:
-        self.config, self.corpus = config, corpus
-        self.outline, self.build, seed = model
+    def trial(self, seed: int, known: Mapping[str, Line]) -> Trial:
+        """The run with a seed; refuses other settings than those of the `known` runs' headers."""
+        arm, config, base = self.arm, self.config, self.base
         # As it will be computed: the header of a record has no "auto".
         resolved = precision.resolve(arm.train.precision, best_device())
-        self.settings = replace(arm.train, seed=seed, precision=resolved)
-        self.folder = folder_of(config, arm, seed)
-        self.called = f"{arm.name}, seed {seed}"
+        settings = replace(arm.train, seed=seed, precision=resolved)
         parameters = parameter_count(self.outline)
         tables = [x for x in self.outline.modules() if isinstance(x, nn.Embedding)]
         tables.append(self.outline.get_output_embeddings())
         embeddings = sum(weight.numel() for weight in {one.weight for one in tables})
-        self.header = {
+        # Documents of a validation window are apart if all training keeps them so.
+        documents = "apart" if all(x.train.document_masks for x in config.arms) else "together"
+        every = math.ceil(config.measure_every * settings.steps / settings.log_every)
+        header = {
             "kind": "run",
             "run": f"{arm.name}/seed{seed}",
             "arm": arm.name,
@@ -151,67 +152,57 @@ class _Trial:
             "seed": seed,
             "label": config.label,
             "model": self.outline.config.to_diff_dict(),
-            "train": asdict(self.settings),
-            "data": corpus.describe(),
+            "train": asdict(settings),
+            "data": self.corpus.describe(),
             "parameters": parameters,
             "non_embedding_parameters": parameters - embeddings,
             "objective": config.objective,
             "lengths": [multiple * arm.train.sequence_length for multiple in config.lengths],
             "evaluation_tokens": config.evaluation_tokens,
-            "measure_every": milestone_steps(config.measure_every, self.settings),
-            "documents": config.documents,
+            "measure_every": every * settings.log_every,
+            "documents": documents,
             "held_out": config.held_out,
         }
         if base is None:
             counts = plan(self.outline.config, length=arm.train.sequence_length)
-            self.header["forward_flops"] = counts.forward_flops
-
-    def check(self, known: Mapping[str, Line]) -> None:
-        name = self.header["run"]
-        recorded = holds_run(self.folder) and name in known
+            header["forward_flops"] = counts.forward_flops
         for run, line in known.items():  # a page pools the seeds of an arm
-            arm = all(line.get(key) == self.header[key] for key in ("arm", "label"))
-            if recorded if run == name else arm:
-                place = self.folder if run == name else self.folder.parent
-                refuse_changes(place, _settings(line), _settings(self.header))
-        if recorded:
-            return
-        model = copy.deepcopy(self.outline)
-        try:
-            choose_parameters(model, self.settings)
-            build_optimizer(model, self.settings)
-        except ClearheadError as error:
-            raise ClearheadError(f"{self.header['arm']}: {error}") from error
-        if self.header["lengths"] or self.header["measure_every"]:
-            windows(self.corpus, length=self.settings.sequence_length, count=1)
+            if run == header["run"] or all(line.get(x) == header[x] for x in ("arm", "label")):
+                refuse_changes(config.output, _settings(line), _settings(header))
+        if header["lengths"] or every:  # too short a text is refused now
+            windows(self.corpus, length=settings.sequence_length, count=1)
+        folder = folder_of(config, arm, seed)
+        rows = partial(self._rows, folder, header, settings)
+        return Trial(f"{arm.name}, seed {seed}", folder, "compared", header, rows)
 
-    def rows(self, work: Work) -> Iterator[Line]:
-        work.begin(f"{self.called}, {self.header['parameters']:,} parameters")
-        every, lengths = self.header["measure_every"], self.header["lengths"]
-        apart, masked = self.header["documents"] == "apart", self.header["objective"] == "mlm"
+    def _rows(
+        self, folder: Path, header: Line, settings: TrainConfig, work: Work
+    ) -> Iterator[Line]:
+        every, lengths = header["measure_every"], header["lengths"]
+        apart, masked = header["documents"] == "apart", header["objective"] == "mlm"
         callbacks = [Progress(work=work), *make_trackers(self.config.track)]
         if every:
-            callbacks.append(Milestones(self.corpus, self.settings, every, apart))
-        torch.manual_seed(self.settings.seed)
-        model, result, diverged = self.build().to(best_device()), None, None
+            callbacks.append(Milestones(self.corpus, settings, every, apart))
+        torch.manual_seed(settings.seed)
+        model, result, diverged = self.model().to(best_device()), None, None
         try:
             model, result = train_to_end(
                 model,
-                runs.batches(self.corpus, self.settings, self.folder, masked=masked),
-                self.settings,
-                output=self.folder,
+                runs.batches(self.corpus, settings, folder, masked=masked),
+                settings,
+                output=folder,
                 tokenizer=self.corpus.tokenizer,
                 callbacks=callbacks,
-                description={"run": self.header["run"], "data": self.header["data"]},
+                description={"run": header["run"], "data": header["data"]},
             )
         except DivergedError as error:
             diverged = str(error)
-        record = read_record(self.folder)
-        self.header |= {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
-        for line in jsonl.steps(self.folder / METRICS):
+        record = read_record(folder)
+        header |= {key: record[key] for key in KEYS if key in record} | {"diverged": diverged}
+        for line in jsonl.steps(folder / METRICS):
             yield line | {"kind": "step"}
         if every:
-            yield from jsonl.steps(self.folder / MILESTONES)
+            yield from jsonl.steps(folder / MILESTONES)
         for metric in ("seconds", "tokens_per_second", "peak_memory_bytes"):
             value = getattr(result, metric, None)
             reason = {} if value is not None else {"reason": diverged or UNTIMED}
@@ -221,7 +212,7 @@ class _Trial:
             none = {"metric": "perplexity", "value": None, "reason": diverged}
             yield from ({**none, "length": length} for length in lengths)
         elif lengths:
-            tokens, length = self.config.evaluation_tokens, self.settings.sequence_length
+            tokens, length = self.config.evaluation_tokens, settings.sequence_length
             read: Any = {"tokens": tokens, "documents_apart": apart}
             if masked:
                 for size in lengths:
@@ -231,7 +222,7 @@ class _Trial:
             count = min(DIAGNOSED_WINDOWS, max(1, tokens // length))
             texts = list(windows(self.corpus, length=length, count=count))
             batch_size = max(1, TOKENS_IN_A_BATCH // length)
-            yield from _inside(model, texts, self.settings, batch_size=batch_size)
+            yield from _inside(model, texts, settings, batch_size=batch_size)
 
 
 def _settings(header: Line) -> dict[str, Any]:
@@ -244,8 +235,8 @@ def _settings(header: Line) -> dict[str, Any]:
 def _inside(
     model: Any, texts: Sequence[torch.Tensor], settings: TrainConfig, *, batch_size: int
 ) -> list[Line]:
-    """Attention and hidden states, in the model's own basis and in the one in which OrthoAdam would
-    step the embedding's columns with this seed, in one pass."""
+    """Attention and hidden states, in the model's own basis and in that of OrthoAdam's steps of the
+    embedding's columns with this seed, in one pass."""
     kind, share = settings.rotation or "hadamard", settings.rotation_share or "parameter"
     rotated = RotatedKurtosis(model, kind=kind, share=share, seed=settings.seed)
     parts: Any = {"attention": [ByTile(weights=[RowMeans()])]}
@@ -254,9 +245,8 @@ def _inside(
 
 
 class Milestones(LinesFile):
-    """Loss (nats a token), outliers of the hidden states and attention to the first token, every
-    few steps and after the last, on the same few validation windows: OUTPUT/milestones.jsonl.
-    Training is not affected: it finds its random state, modes and compiled layers as they were."""
+    """Loss (nats a token), outliers and attention to the first token, every few steps and after the
+    last, on the same few validation windows; training finds its state as it was."""
 
     file = MILESTONES
 

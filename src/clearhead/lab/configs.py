@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import math
 import re
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from tyro.conf import Positional
 from clearhead import metavars
 from clearhead.errors import ClearheadError, choose
 from clearhead.metavars import OpensModels, Overrides, Variations
-from clearhead.ranges import Count, Natural, check, check_distinct
+from clearhead.ranges import Count, Natural, Share, check, check_distinct
 from clearhead.records.identity import canonical, digest_of
 from clearhead.settings.data import TASKS, DataConfig, Task
 from clearhead.settings.train import FinetuneConfig, Tracker, TrainConfig
@@ -55,10 +54,9 @@ class TrainJob(OpensModels):
     data: DataConfig = field(default_factory=DataConfig)
     """Text, tokenizer and split."""
     resume: Path | None = None
-    """Go on with the run in this folder, whose run.json has all settings. A larger --train.tokens
-    extends a run; --train.save-every, --train.keep, --train.log-every, --track and the division
-    among processes may change. If the run's text, tokenizer or first model have moved, --data.data,
-    --data.tokenizer and --from name their new places."""
+    """Go on with the run in this folder, by its own settings. A larger --train.tokens extends it;
+    what shapes no weight, such as --train.save-every, may change. --data.data, --data.tokenizer and
+    --from name the new places of text, tokenizer and first model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +97,15 @@ class CompareConfig(OpensModels):
     """Presets to train; each with its changes is an arm. Arms are compared with the first arm of
     `transformer`, or else with the first of all."""
     base: Base = None
-    """A trained causal model that every arm starts from: a folder, a run or a hub name. A preset
-    converts it to its mechanisms, as clearhead convert does; transformer is the model itself. Its
-    own tokenizer reads the text. Other defaults then hold: add --from MODEL to --help to see."""
+    """A trained causal model that every arm starts from, as for train; the preset transformer is
+    the model itself. Other defaults then hold: add --from MODEL to --help to see them."""
     size: metavars.Size = "tiny"
     """Size of the presets: tiny, small, or a paper's own (clearhead plan lists them)."""
     set: Overrides = field(default_factory=dict)
     """Changes to the configuration of every preset, such as norm=rmsnorm-single."""
     vary: Variations = field(default_factory=dict)
-    """Settings to vary. Every preset is trained with each value, or with each combination of the
-    values of several keys. A key is train.FIELD, such as train.optimizer, or one of the
-    configuration, such as norm or num_hidden_layers."""
+    """Settings to vary, in every combination of their values. A key is train.FIELD, such as
+    train.optimizer, or one of the configuration, such as norm or num_hidden_layers."""
     seeds: tuple[Natural, ...] = (0,)
     """Seeds, one run of every arm for each. A seed fixes initial weights and the data's order."""
     output: Path = Path("runs/compare")
@@ -120,11 +116,11 @@ class CompareConfig(OpensModels):
     evaluation_tokens: Count = 65_536
     """Validation tokens read at each length."""
     held_out: Literal["validation", "training"] = "validation"
-    """The text on which losses are measured: the validation split, or a tenth of the training split
-    that is then not trained on, for choosing rates on text that no result reports."""
-    measure_every: float = 0
-    """Steps between measurements of outliers, attention and validation loss during training; below
-    1 a fraction of all steps; 0 measures at the end only."""
+    """Text on which losses are measured: the validation split, or a tenth of the training split,
+    not trained on, to choose rates by."""
+    measure_every: Share = 0
+    """Share of all steps between measurements of outliers, attention and validation loss during
+    training; 0 measures at the end only."""
     label: metavars.Name = ""
     """Label of the records on a page that shows several sets; empty for a run just made."""
     track: tuple[Tracker, ...] = ()
@@ -162,60 +158,34 @@ class CompareConfig(OpensModels):
             arms.append(Arm(name=called, preset=name, changes=changes, model=model, train=train))
         return tuple(arms)
 
-    @cached_property
-    def models(self) -> dict[str, Any]:
-        """The configuration of each arm's model; of arms of a trained model only the changes."""
-        from clearhead.models import preset
-        from clearhead.models.starts import target
-
-        models = dict[str, Any]()
-        for arm in self.arms:
-            try:
-                if self.base is not None:
-                    models[arm.name] = target(arm.preset, arm.model)
-                else:
-                    models[arm.name] = preset(arm.preset, self.size, **arm.model)
-            except ClearheadError as error:
-                raise ClearheadError(f"{arm.name}: {error}") from error
-        return models
-
     def check(self) -> None:
         """Refuse settings that cannot work, and models that are unknown or impossible."""
         check(self)
         check_distinct(self, "presets", "seeds", *(["lengths"] if self.lengths else []))
-        for arm in self.arms:
-            milestone_steps(self.measure_every, arm.train)
-        if self.models and self.objective == "mlm" and self.measure_every:
+        if self.objective == "mlm" and self.measure_every:
             raise ClearheadError("measure_every is not for presets that predict hidden tokens")
 
     @cached_property
     def objective(self) -> str:
         """The objective of every arm: "next-token", or "mlm" where all are bidirectional."""
         from clearhead.lab.runs import objective_of
+        from clearhead.models import preset
+        from clearhead.models.starts import target
 
-        if self.base is not None:
-            return "next-token"
-        learnt = {objective_of(model): name for name, model in self.models.items()}
+        learnt = dict[str, str]()
+        for arm in self.arms:
+            try:
+                if self.base is not None:
+                    target(arm.preset, arm.model)  # refuses what the base cannot become
+                    learnt["next-token"] = arm.name
+                else:
+                    learnt[objective_of(preset(arm.preset, self.size, **arm.model))] = arm.name
+            except ClearheadError as error:
+                raise ClearheadError(f"{arm.name}: {error}") from error
         if len(learnt) > 1:
             hidden = f"{learnt['mlm']} predicts hidden tokens and {learnt['next-token']} the next"
             raise ClearheadError(f"{hidden}: compare alike")
         return next(iter(learnt))
-
-    @cached_property
-    def documents(self) -> str:
-        """Documents of a validation window: "apart" if all training keeps them so."""
-        return "apart" if all(arm.train.document_masks for arm in self.arms) else "together"
-
-
-def milestone_steps(every: float, settings: TrainConfig) -> int:
-    """Steps between measurements, or 0 for none, from a number of steps or a fraction of all."""
-    logged = settings.log_every
-    if 0 <= every < 1:
-        return math.ceil(every * settings.steps / logged) * logged
-    if not (math.isfinite(every) and every > 0 and every % logged == 0):
-        wanted = f"a fraction of all steps below 1, or a multiple of train.log_every, {logged}"
-        raise ClearheadError(f"measure_every is {every:g}: give {wanted}")
-    return int(every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +195,7 @@ class FinetuneJob(OpensModels):
     model: Positional[metavars.Model]
     """A checkpoint's folder (RUN/final), or a hub name: causal, masked, or any encoder."""
     task: metavars.TaskName | None = None
-    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or banking77; without it, a task of your
-    own."""
+    """A task of GLUE, such as rte, or banking77; without it, a task of your own."""
     train_file: metavars.Source | None = None
     """Training rows: .jsonl(.gz), or hf:NAME[:CONFIG][#SPLIT]; by default those of --task."""
     validation_file: tuple[metavars.Source, ...] = ()
@@ -247,8 +216,6 @@ class FinetuneJob(OpensModels):
     """Trackers to log to, beside metrics.jsonl; each needs its extra."""
     train: FinetuneConfig = field(default_factory=FinetuneConfig)
     """Settings of the training."""
-    cache: Path | None = None
-    """Folder for downloads; $CLEARHEAD_CACHE, or else ~/.cache/clearhead, where not given."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -287,14 +254,14 @@ class ReproduceConfig:
     """Arms to run, by name or pattern, such as "sas*"; by default all of the experiment."""
     questions: tuple[metavars.Pattern, ...] = ()
     """Measurements of each model, by name or pattern, such as banking77; by default all of the
-    experiment. On a machine without network, leave out those that need the hub."""
+    experiment. Some need the hub."""
     base: Base = None
     """The trained model to start from, a folder or a hub name, in place of the experiment's own."""
     data: tuple[metavars.Source, ...] = ()
     """Sources of the training text, in place of the experiment's own."""
     test_data: tuple[metavars.Source, ...] = ()
-    """Sources of the evaluations' text, read whole, in place of the experiment's own text (or only
-    of its text from the hub, if it has some)."""
+    """Sources of the evaluations' text, read whole, in place of the experiment's (where some of its
+    text is from the hub, of that)."""
     names: Positional[tuple[metavars.Experiment, ...]] = ()
     """Claims (diff/table2), all claims of a family (diff), experiments (blocks), or all; --list
     prints them."""
@@ -305,11 +272,10 @@ class ReproduceConfig:
     """Records to judge the claims by; nothing is run. --output names the book (Markdown)."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
     """tiny runs on two CPU cores, small takes minutes a model on one GPU, paper is the published
-    recipe, with a GPU for each of --jobs. clearhead plan --recipes prints commands that train one
-    model on several GPUs."""
+    recipe, with a GPU for each of --jobs."""
     output: Path | None = None
-    """Folder for all results; by default runs/EXPERIMENT-SCALE. The same command
-    goes on where it stopped, and claims of one experiment share its runs."""
+    """Folder for all results; by default runs/EXPERIMENT-SCALE, in which claims of one experiment
+    share its runs. The same command goes on where it stopped."""
     jobs: Count = 1
     """Jobs that run at once, each with its share of the CPU's threads and on the least used GPU."""
 
@@ -353,6 +319,5 @@ class Job:
 
 
 def continued_recipe(kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
-    """Default settings for training from a trained model; at a learning rate of 1e-4 SmolLM2-135M
-    ended worse on new text after 250,000 tokens than at 3e-5 (docs/log.md)."""
+    """Default settings for training from a trained model: higher rates ended worse, docs/log.md."""
     return kind(learning_rate=3e-5, sequence_length=512, batch_size=4)

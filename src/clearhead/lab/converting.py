@@ -17,7 +17,7 @@ from clearhead.lab.prefixes import LONGEST, Prefix
 from clearhead.lab.runs import load_model, require_own_tokenizer
 from clearhead.lab.sweep_configs import AUTO, ConvertConfig
 from clearhead.models import conversion
-from clearhead.models.conversion import TOLERANCE, in_float32, with_equal_logits
+from clearhead.models.conversion import TOLERANCE, in_float32, logit_difference, with_equal_logits
 from clearhead.models.inspection import check_tokens, dtype_name, longest_text, within_memory
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.models.loading import load_tokenizer, require_room
@@ -33,7 +33,6 @@ from clearhead.records.provenance import provenance
 from clearhead.terminal import say
 from clearhead.train.checkpoint import save_pretrained, whole
 
-WINDOWS = 1  # of 512 tokens: enough to tell a price of 100 % from one of 1 %
 EIGHT_BITS = "w8a8-coarse"
 RECORD = "conversion.json"  # in the folder of the converted model
 # The three numbers of a repair, as lines for people.
@@ -60,19 +59,19 @@ def run_conversion(config: ConvertConfig, **_: object) -> list[str]:
     model, tokenizer = load_model(config.model, trust_remote_code=config.trust_remote_code)
     require_own_tokenizer(config.model, model, tokenizer)
     if config.changes:
-        made, about, lines = to_other_mechanisms(model, tokenizer, config)
+        new, about, lines = to_other_mechanisms(model, tokenizer, config)
     else:
         ways = {"serving": conversion.for_serving, "llama.cpp": conversion.for_llama_cpp}
-        made, lines = ways.get(config.purpose or "", conversion.converted)(model), []
-        with in_float32(model), in_float32(made):
-            relative = conversion.logit_difference(model, made)
+        new, lines = ways.get(config.purpose or "", conversion.converted)(model), []
+        with in_float32(model), in_float32(new):
+            relative = logit_difference(model, new)
         # Their float32 weights have been compared: only rounding is left.
         same = {"same_in_float32": True, "same_function": relative <= TOLERANCE}
         about = {**same, "relative": relative}
-    kinds = {"from": type(model).__name__, "to": type(made).__name__}
-    record = {"kind": "conversion", "of": config.model, **kinds, **provenance(made.device), **about}
-    _write(config.output, made, tokenizer, record)
-    before, after = dtype_name(model), dtype_name(made)
+    kinds = {"from": type(model).__name__, "to": type(new).__name__}
+    record = {"kind": "conversion", "of": config.model, **kinds, **provenance(new.device), **about}
+    _write(config.output, new, tokenizer, record)
+    before, after = dtype_name(model), dtype_name(new)
     outcome = "with equal logits"
     if about.get("prefix"):  # compared before any rounding
         outcome = f"the same function after the prefix {about['prefix']['text']!r}"
@@ -112,22 +111,23 @@ def to_other_mechanisms(
             prefix = prefixes.searched_prefix(first, tokenizer, calibrating)
             changes["prefix_length"] = len(prefix.ids)
         start, turned = _started(first, changes, prefix, config)
-        made = start.model
+        new = start.model
         if config.sink_logit is not None:
-            for sink in _sinks(made, added):
+            for sink in _sinks(new, added):
                 nn.init.constant_(sink.logit, config.sink_logit)
-        length = min(length, longest_text(made) or length)  # learned keys may have taken positions
+        length = min(length, longest_text(new) or length)  # learned keys may have taken positions
         windows = [window[:length] for window in windows]
-        measures, few, after = list[dict[str, Any]](), windows[:WINDOWS], 0.0
+        short = windows[:1]  # enough to tell a price of 100 % from one of 1 %
+        measures, apart = list[dict[str, Any]](), 0.0
 
         def measure(step: str) -> bool:
             """Measure the distance from the first model; True if it is zero."""
-            measures.append({"what": step, **distance(first, made, windows)})
+            measures.append({"what": step, **distance(first, new, windows)})
             return float(measures[-1]["relative"]) <= TOLERANCE
 
         with within_memory(f"give a smaller --length than {length}"):
             if prefix is not None:
-                apart = prefixes.difference_after(made, first, prefix.ids)
+                apart = logit_difference(first, new, prefix.ids)
                 if not apart <= TOLERANCE:  # nor where it is no number
                     far = f"with the prefix logits differ by {apart:.2g} of their size"
                     then = "convert --to a mechanism of another function first, then --prefix"
@@ -135,21 +135,22 @@ def to_other_mechanisms(
                 exact = measure("with the prefix, against the model without it")
             else:
                 exact = measure("start")
-                if calibrating and _has_keys(made):
-                    ids_BT = torch.stack(calibrating)[:, : made.config.prefix_length]
-                    prefixes.fill(made, turned, ids_BT)
+                if calibrating and _has_keys(new):
+                    ids_BT = torch.stack(calibrating)[:, : new.config.prefix_length]
+                    prefixes.fill(new, turned, ids_BT)
                     exact = measure("keys and values of first tokens")
                 elif calibrating:
-                    prefixes.calibrate(made, calibrating, added)
+                    prefixes.calibrate(new, calibrating, added)
                     exact = measure("calibrated beside the first token")
-            same, made = exact, rounded(made)
-            narrow = dtype_name(made) if made.dtype.itemsize == 2 else None
-            with in_float32(made):
+            same, new = exact, rounded(new)
+            narrow = dtype_name(new) if new.dtype.itemsize == 2 else None
+            with in_float32(new):
                 if narrow is not None:
                     same = measure(f"rounded to {narrow}")
                 if prefix is not None:
-                    after = prefixes.difference_after(made, first, prefix.ids)
-                numbers = {"before": three_numbers(first, few), "after": three_numbers(made, few)}
+                    apart = logit_difference(first, new, prefix.ids)
+                pair = {"before": first, "after": new}
+                numbers = {side: three_numbers(one, short) for side, one in pair.items()}
     about = {
         "changes": changes,
         "rotated": config.basis,
@@ -167,12 +168,12 @@ def to_other_mechanisms(
         "calibration": config.calibrate,
         "length": length,
         "windows": len(windows),
-        "prefix": None if prefix is None else {**prefix._asdict(), "relative": after},
+        "prefix": None if prefix is None else {**prefix._asdict(), "relative": apart},
     }
-    lines = _in_words(about, made, few)
-    if added and not calibrating and all(sink.rests for sink in _sinks(made, added)):
+    lines = _in_words(about, new)
+    if added and not calibrating and all(sink.rests for sink in _sinks(new, added)):
         lines.append(f"{AT_REST}: give --calibrate TEXT, or --sink-logit 0 for softmax-1")
-    return made, about, [*lines, *start.in_words()]
+    return new, about, [*lines, *start.in_words()]
 
 
 def _started(
@@ -195,17 +196,13 @@ def _started(
     return start, turned
 
 
-def _in_words(about: dict[str, Any], made: ClearheadForCausalLM, few: list[Tensor]) -> list[str]:
-    """The distances, and the three numbers, which are of a `few` windows, as lines for people."""
+def _in_words(about: dict[str, Any], new: ClearheadForCausalLM) -> list[str]:
+    """The distances, and the three numbers, which are of one window, as lines for people."""
     lines, prefix, text = list[str](), about["prefix"], about["text"]
     if prefix is not None:
         line = f"prefix {prefix['text']!r}, {len(prefix['ids'])} tokens: logits are those of the "
         line += f"first model after it, to {prefix['relative']:.1g} of their size"
-        line += f" as rounded to {dtype_name(made)}" * (made.dtype.itemsize == 2)
-        if (window := made.config.sliding_window) is not None:
-            line += f", within the sliding window of {window} tokens; beyond it every token still "
-            line += "sees the prefix, and the first model's would not"
-        lines.append(line)
+        lines.append(line + f" as rounded to {dtype_name(new)}" * (new.dtype.itemsize == 2))
     for one in about["measures"]:  # after a prefix logits differ by intent
         largest = f", largest difference of a logit {one['largest']:.2g}" * (prefix is None)
         lines.append(
@@ -216,7 +213,7 @@ def _in_words(about: dict[str, Any], made: ClearheadForCausalLM, few: list[Tenso
     for key, (line, form) in _LINES.items():
         pair = (side[key] for side in about["repaired"].values())
         shown = ("not measured" if one is None else form.format(one) for one in pair)
-        lines.append(line.format(*shown) + f" ({sum(map(len, few)):,} tokens of {text})")
+        lines.append(line.format(*shown) + f" ({about['length']:,} tokens of {text})")
     return lines
 
 
@@ -241,7 +238,8 @@ def _planned(
         for one in (changes.get("normalizer", "softmax"), *normalizers):
             if one != "softmax":
                 raise ClearheadError(f"--prefix is for normalizer='softmax', not {one!r}")
-        if tokens >= (room := prefixes.room_of(first.config)):
+        longest = first.config.max_position_embeddings
+        if tokens >= (room := min(longest, first.config.sliding_window or longest)):
             raise ClearheadError(f"a prefix of {tokens} tokens leaves no text in {room} positions")
         changes |= {"normalizer": "key-value", "prefix_length": tokens}
     check_rotation(first.config, config.basis)
@@ -256,17 +254,14 @@ def _planned(
         for index, layer in enumerate(after)
         if layer.normalizer == "sink" != first.config.layer(index).normalizer
     )
-    if config.sink_logit is not None and not added:
-        raise ClearheadError("--sink-logit is for sinks that --to adds: a model keeps its own")
-    if config.calibrate is not None and config.prefix is None:
-        keys = _has_keys(outline)
-        if keys and _has_keys(first):
-            raise ClearheadError("--calibrate would replace the keys and values of this model")
-        if not added and not keys:
-            raise ClearheadError("--calibrate sets sinks that --to adds: a model keeps its own")
-        # Its maps reach attention in another order than their sinks.
-        if any(after[index].maps == "differential" for index in added) and not keys:
-            raise ClearheadError("--calibrate is not for maps='differential'")
+    keys, calibrates = _has_keys(outline), config.calibrate is not None and config.prefix is None
+    if calibrates and keys and _has_keys(first):
+        raise ClearheadError("--calibrate would replace the keys and values of this model")
+    if not added and (config.sink_logit is not None or (calibrates and not keys)):
+        raise ClearheadError("no sink is added whose logit could be set: a model keeps its own")
+    # Its maps reach attention in another order than their sinks.
+    if calibrates and not keys and any(after[index].maps == "differential" for index in added):
+        raise ClearheadError("--calibrate is not for maps='differential'")
     return changes, prefix, added
 
 

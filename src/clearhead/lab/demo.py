@@ -39,7 +39,7 @@ Studies = tuple[CompareConfig, CompareConfig]
 
 def studies(output: Path) -> Studies:
     """Blocks and positions on ordinary text; remedies for sinks and noise on synthetic text, where
-    at a rate of 1e-2 a sink forms within 200 steps. Learning rates are not tuned."""
+    at a rate of 1e-2 a sink forms within 300 steps. Learning rates are not tuned."""
 
     def shape(width: int, layers: int) -> dict[str, Any]:
         sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": layers}
@@ -52,8 +52,8 @@ def studies(output: Path) -> Studies:
         set={**shape(128, 4), "initializer_range": 0.07},
         seeds=(0, 1, 2),
         lengths=(1, 2, 4, 8, 16),
-        evaluation_tokens=16_384,
-        train=TrainConfig(tokens=200_000, batch_size=16, learning_rate=3e-3, **window),
+        evaluation_tokens=8192,
+        train=TrainConfig(tokens=131_072, batch_size=8, learning_rate=3e-3, **window),
         data=DataConfig(vocabulary=1024, limit=4_000_000, validation=0.05),
         output=output / "text",
     )
@@ -64,7 +64,7 @@ def studies(output: Path) -> Studies:
         seeds=(0, 1, 2),
         lengths=(1,),
         evaluation_tokens=8192,
-        train=TrainConfig(tokens=409_600, batch_size=32, learning_rate=1e-2, **window),
+        train=TrainConfig(tokens=307_200, batch_size=16, learning_rate=1e-2, **window),
         data=DataConfig(data=("synthetic:backcopy:documents=8000,characters=360",), vocabulary=512),
         output=output / "sinks",
     )
@@ -72,15 +72,22 @@ def studies(output: Path) -> Studies:
 
 
 def run_demo(
-    asked: Studies, output: Path, *, pretrained: str | None, trust_remote_code: bool, work: Work
+    comparisons: Studies,
+    output: Path,
+    *,
+    pretrained: str | None,
+    trust_remote_code: bool,
+    work: Work,
 ) -> dict[str, Path]:
     """Train, repair and measure all, or go on; return the records of each part."""
-    text, sinks = asked
+    text, sinks = comparisons
     bits = partial(QuantizeConfig, scheme=SCHEMES, tokens=4096)
-    work.start(sum(len(one.seeds) * len(one.arms) for one in asked) + 2 + (pretrained is not None))
+    work.start(
+        sum(len(one.seeds) * len(one.arms) for one in comparisons) + 2 + (pretrained is not None)
+    )
     if pretrained is not None:  # a name that leads nowhere is better known before the training
         kind_of(resolved(pretrained), trust_remote_code=trust_remote_code)
-    for one in asked:
+    for one in comparisons:
         compare(one, work=work)
     records = {part: output / f"{part}.jsonl" for part in ("text", "sinks", "bits")}
     records["text"] = text.output / RECORDS

@@ -1,8 +1,7 @@
 """Fine-tuning one checkpoint on one task with every seed, and its validation."""
 
-import copy
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,9 @@ import torch
 from clearhead.data import DataConfig, LabelledBatches, labelled, readers
 from clearhead.errors import ClearheadError
 from clearhead.eval.classification import METRICS, predict
-from clearhead.lab.configs import FinetuneJob
-from clearhead.lab.runs import run_missing
+from clearhead.lab.configs import RECORDS, FinetuneJob
+from clearhead.lab.runs import Trial, run_missing
+from clearhead.lab.sweep_configs import short_names
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import ClearheadConfig, loading
 from clearhead.models.inspection import require_positions
@@ -23,6 +23,7 @@ from clearhead.progress import Work
 from clearhead.records import jsonl, manifest
 from clearhead.records.files import hold_folder
 from clearhead.records.identity import canonical, digest_of
+from clearhead.records.loading import Store
 from clearhead.records.runs import Line, Records
 from clearhead.terminal import say
 from clearhead.train import Progress, holds_run, make_trackers, precision, train_to_end
@@ -34,29 +35,21 @@ DROPOUT = 0.1  # of SAS's fine-tuning (arXiv 2311.01906, D.2)
 
 
 def run_finetune(job: FinetuneJob, *, work: Work | None = None) -> Records:
-    """Fine-tune and measure with every seed; return the records, also in OUTPUT/records.jsonl.
-    A stopped seed resumes from its newest checkpoint, a finished one is not run again."""
-    task = _Trial(job)
+    """Fine-tune and measure with every seed, or go on; return the records of the output."""
+    task = _Task(job)
     with hold_folder(job.output):
-        trials = [task.with_seed(seed) for seed in job.seeds]
-        work = Work(say=say) if work is None else work
-        return run_missing(trials, job.output, "finetune", work)
+        trials = [task.trial(seed) for seed in job.seeds]
+        return run_missing(trials, Store(job.output / RECORDS), "finetune", work)
 
 
-class _Trial:
-    """A task's texts as the model reads them, its classifier, and one seed."""
-
-    seed: int
-    called: str
-    folder: Path
-    cell: str
-    header: Line
+class _Task:
+    """A task's texts as the model reads them, and its classifier."""
 
     def __init__(self, job: FinetuneJob) -> None:
         self.job, self.task = job, job.resolved()
-        cache = DataConfig(cache=job.cache).cache_folder
+        cache = DataConfig().cache_folder
         sources: dict[str, Any] = {"train": self.task.train, **dict(self.task.validation)}
-        self.revisions = {
+        revisions = {
             source: readers.pinned_revision(source, cache, say)
             for source in sources.values()
             if source.startswith(readers.HUB)
@@ -77,41 +70,26 @@ class _Trial:
         self.texts = {split: encode(some, labels[split]) for split, some in rows.items()}
         torch.manual_seed(0)  # of the new head, which is in the hash too
         model = self.classifier()
-        self.parameters = parameters_digest(model)
         if not isinstance(model.config, ClearheadConfig):
             # Before a text, padding would move the learned positions of others, such as GPT-2's.
             self.tokenizer.padding_side = "right"
-
-    def with_seed(self, seed: int) -> "_Trial":
-        """The trial of a seed, with its header."""
-        one, job, task, source = copy.copy(self), self.job, self.task, Path(self.path)
-        one.seed, one.called, one.folder = seed, f"seed {seed}", job.output / f"seed{seed}"
-        if source.name == "final" and source.parent.name:
-            source = source.parent
-        arm = f"{source.name} on {task.name}"
         train = {name: value for name, value in asdict(job.train).items() if name not in FREE_KEYS}
         # As it will be computed: records have no "auto".
         train["precision"] = precision.resolve(job.train.precision, loading.best_device())
+        (name,), task = short_names([self.path]), self.task
         decisive = {
-            "arm": arm,
+            "arm": f"{name} on {task.name}",
             "task": {"name": task.name, "classes": self.classes, "metrics": task.metrics},
             "train": train,
             "data": {
                 split: {"texts": len(texts), "fingerprint": texts.fingerprint}
                 for split, texts in self.texts.items()
             },
-            "from": {"parameters": self.parameters},
+            "from": {"parameters": parameters_digest(model)},
         }
-        one.cell = digest_of(canonical([*decisive.values()]))[:16]
-        named = {"run": f"{arm}/seed{seed}", "preset": source.name, "size": "", "seed": seed}
-        one.header = {**named, "label": job.label, **decisive}
-        one.header |= {"revisions": self.revisions} if self.revisions else {}
-        return one
-
-    def batches(self, split: str, seed: int | None = None) -> LabelledBatches:
-        """Texts in the order of a seed, or as they stand."""
-        size = self.job.train.batch_size
-        return LabelledBatches(self.texts[split], self.tokenizer, batch_size=size, seed=seed)
+        self.cell = digest_of(canonical([*decisive.values()]))[:16]
+        self.header = {"preset": name, "size": "", "label": job.label, **decisive}
+        self.header |= {"revisions": revisions} if revisions else {}
 
     def classifier(self) -> Any:
         """The checkpoint as a model that classifies, its head drawn from PyTorch's generator unless
@@ -139,46 +117,49 @@ class _Trial:
         require_positions(model, longest, advice, self.job.model)
         return model
 
-    def check(self, known: Mapping[str, Line]) -> None:
-        if holds_run(self.folder):
-            begun = read_record(self.folder)["description"]
+    def trial(self, seed: int) -> Trial:
+        """The run with a seed; other settings than those of a run in its folder are refused."""
+        folder = self.job.output / f"seed{seed}"
+        if holds_run(folder):
             now = {key: self.header[key] for key in ("task", "train", "from")}
-            refuse_changes(self.folder, begun, now)
+            refuse_changes(folder, read_record(folder)["description"], now)
+        header = {"run": f"{self.header['arm']}/seed{seed}", "seed": seed, **self.header}
+        return Trial(f"seed {seed}", folder, self.cell, header, partial(self._rows, folder, header))
 
-    def rows(self, work: Work) -> Iterator[Line]:
-        """The lines of the training with their epoch, its time, and the task's metrics, each beside
-        that of always answering with the commonest training label. A regression has none: a
-        constant answer correlates with nothing."""
-        work.begin(self.called)
-        job, texts = self.job, self.texts
+    def _rows(self, folder: Path, header: Line, work: Work) -> Iterator[Line]:
+        """The lines of the training with their epoch, its time, and the task's metrics, for classes
+        beside those of always answering with the commonest training label."""
+        job, texts, called = self.job, self.texts, f"seed {header['seed']}"
         count, kinds = len(texts["train"]), len(self.classes) or "a number"
-        say(f"{self.called}: {count:,} texts, {kinds} classes")
-        torch.manual_seed(self.seed)
-        batches = self.batches("train", self.seed)
+        say(f"{called}: {count:,} texts, {kinds} classes")
+        torch.manual_seed(header["seed"])
+        batches = partial(
+            LabelledBatches, tokenizer=self.tokenizer, batch_size=job.train.batch_size
+        )
+        training = batches(texts["train"], seed=header["seed"])
         model, _ = train_to_end(
             self.classifier().to(loading.best_device()),
-            batches,
-            job.train.run(batches.per_epoch, self.seed),
-            output=self.folder,
+            training,
+            job.train.run(training.per_epoch, header["seed"]),
+            output=folder,
             tokenizer=self.tokenizer,
             callbacks=[Progress(work=work), *make_trackers(job.track)],
-            description=self.header,
+            description=header,
         )
         line: Line = {}
-        for line in jsonl.steps(self.folder / STEPS):
-            yield {**line, "epoch": (line["step"] - 1) // batches.per_epoch + 1}
+        for line in jsonl.steps(folder / STEPS):
+            yield {**line, "epoch": (line["step"] - 1) // training.per_epoch + 1}
         yield {"metric": "train_seconds", "value": line.get("seconds")}
         values, counts = np.unique(texts["train"].labels, return_counts=True)
         for split, _ in self.task.validation:
             labels = texts[split].labels
-            answers = {"": predict(model, self.batches(split).epoch())}
+            answers = {"": predict(model, batches(texts[split], seed=None).epoch())}
             if not self.task.regression:
                 answers[", commonest class"] = np.full(len(labels), values[counts.argmax()])
             for name in self.task.metrics:
                 for whose, given in answers.items():
                     value = METRICS[name](given, labels)
-                    say(f"{self.called}, {split}: {name}{whose} {value:.4f}")
+                    say(f"{called}, {split}: {name}{whose} {value:.4f}")
                     yield {"split": split, "metric": name + whose, "value": value}
-        self.header |= describe(model, self.header["run"], {})
-        self.header["model"] = model.config.to_diff_dict()
-        shutil.rmtree(self.folder / FOLDER, ignore_errors=True)
+        header |= {**describe(model, header["run"], {}), "model": model.config.to_diff_dict()}
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)

@@ -18,15 +18,14 @@ from clearhead.eval.harness import HarnessTask, check_names
 from clearhead.eval.perplexity_task import HitsTask, MaskedTask, PerplexityTask
 from clearhead.eval.retrieval import AllocationTask, NeedlesTask, PasskeyTask, RecallTask
 from clearhead.eval.shots import ShotsTask
-from clearhead.lab.runs import fitted, load_model, new_model, own_text, run_of, text_of
+from clearhead.lab.runs import fitted, load_model, new_model, run_of, text_of
 from clearhead.lab.sweep_configs import FRESH, DiagnoseConfig, QuantizeConfig, short_names
 from clearhead.measure.sweep import Portion, Subject, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
-from clearhead.models.conversion import refuse_quantised
+from clearhead.models.conversion import require_convertible
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
-from clearhead.models.loading import best_device, load_config, require_room, resolved
+from clearhead.models.loading import best_device, require_room, resolved
 from clearhead.models.planning import preset
-from clearhead.probe.tiles import DIFFLLAMA
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
 from clearhead.quantize.measure import QuantizationTask
@@ -52,9 +51,8 @@ Load = Callable[[str, str], Portion]  # loads a model by its source, and its nam
 def measure(
     config: Any, *, work: Work | None = None, lines: list[Line] | None = None
 ) -> list[Line]:
-    """Evaluate, diagnose or quantise the models of an EvaluateConfig, DiagnoseConfig or
-    QuantizeConfig, loaded one after the other; return the records, which its file and `lines` get
-    as they are made."""
+    """Evaluate, diagnose or quantise the models of a SweepConfig, one after the other; return
+    the records, which its file and `lines` get as they are made."""
     if isinstance(config, DiagnoseConfig):
         study, load = DIAGNOSIS, _diagnosis(config)
     elif isinstance(config, QuantizeConfig):
@@ -88,7 +86,7 @@ def _quantization(config: QuantizeConfig) -> Load:
         subject = Subject(model=model, tokenizer=tokenizer, texts=texts, **sizes)
         layers, read = linear_layers(model), task.texts(subject)
         weights = {one.get_parameter("weight") for one in layers.values()}  # shared ones once
-        found = len(read.calibration)
+        calibration = f"{len(read.calibration)} windows of the training split"
         header = {
             "run": name,
             "path": source,
@@ -99,10 +97,10 @@ def _quantization(config: QuantizeConfig) -> Load:
             "left_out": left_out(model, layers),
             "length": config.length,
             "tokens": sum(map(len, read.windows)),
-            "calibration": f"{found} windows of the training split" if found else None,
+            "calibration": calibration if read.calibration else None,
         }
-        less = f"give a smaller --length than {config.length}"
-        return header, [({}, subject)], {"quantization": task}, less
+        advice = f"give a smaller --length than {config.length}"
+        return header, [({}, subject)], {"quantization": task}, advice
 
     return load
 
@@ -111,8 +109,7 @@ def check_models(config: QuantizeConfig) -> None:
     """Refuse a missing path, a quantised model, and one too large for the memory, before any model
     is measured."""
     for source in config.models:
-        trust = config.trust_remote_code
-        refuse_quantised(load_config(resolved(source), trust_remote_code=trust), source)
+        require_convertible(source, trust_remote_code=config.trust_remote_code)
         require_room(source, "quantize", copies=2)
 
 
@@ -124,9 +121,6 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
         if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
         else:
-            trust = config.trust_remote_code
-            if load_config(resolved(source), trust_remote_code=trust).model_type == "diffllama":
-                raise ClearheadError(DIFFLLAMA)
             require_room(source, "diagnose", copies=1)
 
     def load(source: str, name: str) -> Portion:
@@ -139,13 +133,13 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
             else:
                 kinds = ("causal", "masked", "bare")
                 model, tokenizer = load_model(source, kinds, config.trust_remote_code)
-                corpus = own_text(data, tokenizer)
+                corpus = prepare(data, tokenizer=tokenizer, progress=say, closed=False)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)
-        texts = Texts(lambda: corpus, ("validation",))
         sizes: Any = {"tokens": length * config.windows, "batch_tokens": config.batch_tokens}
         sizes |= {"lengths": (length,), "seed": config.seeds[0]}
+        texts = Texts(lambda: corpus, ("validation",))
         subject = Subject(model=model, tokenizer=corpus.tokenizer, texts=texts, **sizes)
         windows = len(task.texts(subject))
         say(f"{name}: {windows} windows")
@@ -168,8 +162,8 @@ def _evaluation(config: Any) -> Load:
     words = parted(config.tasks)
     # Each once; those that are not clearhead's own are given to lm_eval.
     named = list(dict.fromkeys(word if word in TASKS else HARNESS for word in words))
-    asked = (*config.lm_eval.tasks, *(word for word in words if word not in TASKS))
-    if HARNESS in named and (theirs := tuple(parted(asked))):
+    theirs = tuple(parted([*config.lm_eval.tasks, *(one for one in words if one not in TASKS)]))
+    if HARNESS in named and theirs:
         check_names(theirs, config.lm_eval.include_path, others=TASKS)
         config = replace(config, lm_eval=replace(config.lm_eval, tasks=theirs))
     kinds = [
@@ -193,18 +187,15 @@ def _evaluation(config: Any) -> Load:
             does = "hidden tokens: its task is masked" if masked else "the next token"
             raise ClearheadError(f"{misfits[0]} is not for {source}, which predicts {does}")
         tasks = {task: TASKS[task](**vars(getattr(config, task))) for task in names}
-        trained = getattr(model.config, "max_position_embeddings", None)
         lengths = tuple(sorted({*config.lengths}))
-        if {*tasks} == {HARNESS}:  # whose texts have a length of their own
-            lengths = ()
-        elif trained is not None:
-            lengths = lengths or tuple(multiple * trained for multiple in (1, 2, 4, 8))
-        elif not lengths:
-            raise ClearheadError(f"{name} does not say its training length: give --lengths")
+        if not lengths and {*tasks} != {HARNESS}:  # whose texts have a length of their own
+            if (trained := getattr(model.config, "max_position_embeddings", None)) is None:
+                raise ClearheadError(f"{name} does not say its training length: give --lengths")
+            lengths = tuple(multiple * trained for multiple in (1, 2, 4, 8))
 
         def text() -> Corpus:
-            read = text_of(config.data, config.models)
-            return prepare(read, tokenizer=tokenizer, progress=say)
+            data = text_of(config.data, config.models)
+            return prepare(data, tokenizer=tokenizer, progress=say)
 
         texts = Texts(text, ("train",) * (config.split == "all") + ("validation",))
         sizes: Any = {"tokens": config.tokens, "batch_tokens": config.batch_tokens}
@@ -223,14 +214,14 @@ def _evaluation(config: Any) -> Load:
 
 def _header(config: Any, model: str) -> Line:
     """The run's line: what the training run said of itself, where the model is part of one."""
-    made = run_of(model)
-    name = made.get("run") or Path(model).resolve().name
+    training = run_of(model)
+    name = training.get("run") or Path(model).resolve().name
     return {
         "run": name,
-        "preset": made.get("description", {}).get("preset") or str(name).partition("/")[0],
+        "preset": training.get("description", {}).get("preset") or str(name).partition("/")[0],
         "size": "",
-        "seed": made.get("seed", 0),
+        "seed": training.get("seed", 0),
         "label": config.label,
-        "train": made.get("config", {"tokens": 0}),
+        "train": training.get("config", {"tokens": 0}),
         "evaluation": {key: value for key, value in asdict(config).items() if key != "data"},
     }

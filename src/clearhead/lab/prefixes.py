@@ -1,9 +1,8 @@
-"""Prefixes, and logits of learned sinks, set from text without training. Tokens before every text,
-stored as keys and values, take over the first token's role, on which heads without anything to
-attend to look, and no hidden state of the text grows large (PrefixQuant, arXiv 2410.05265).
+"""Prefixes, and logits of learned sinks, set from text without training. A prefix, stored as keys
+and values, takes over the first token's attention and large hidden state (arXiv 2410.05265).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from operator import itemgetter
@@ -16,7 +15,6 @@ from torch import Tensor
 from clearhead.data.sources import passages
 from clearhead.errors import ClearheadError
 from clearhead.eval.sliding import perplexity
-from clearhead.models.configuration import ClearheadConfig
 from clearhead.models.inspection import batches, evaluating
 from clearhead.models.language_models import ClearheadForCausalLM
 from clearhead.nn.null_keys import NOTHING
@@ -27,8 +25,7 @@ from clearhead.terminal import say
 LONGEST = 64  # tokens of a prefix that is given
 SEARCHED = 3  # tokens of one that is searched for
 FREQUENT = 8  # candidates: the text's most frequent tokens, beside the tokenizer's special ones
-# Of text that a candidate is measured on. A prefix may do for most texts and fail for some, and
-# what fails shows within the first tokens: so many short pieces, rather than a few long ones.
+# A prefix may fail on some texts alone, and within the first tokens: hence many short pieces.
 PIECES, PIECE_LENGTH, BATCH_SIZE = 64, 16, 16
 MASSIVE_SHARE = 0.1  # of the usual largest hidden state: a piece with more still has a massive one
 JUDGED = 256  # tokens of two windows on which perplexity is compared
@@ -36,7 +33,6 @@ LOSS = 1.01  # of the perplexity without a prefix: no loss, by so few tokens
 GAIN = 0.95  # of the largest hidden state: a further token has to bring it below this share
 _CHARACTERS = 16  # of a document that are read for each token asked for
 _HALVINGS = 60  # from 200 to below float64's resolution of a logit
-_CHECKED = 64  # tokens after the prefix whose logits are compared
 
 
 def sample(
@@ -44,7 +40,7 @@ def sample(
 ) -> list[Tensor]:
     """Windows of tokens, int64 [length] each: first the middle of each document, then its rest;
     `text` is a source, as `--data.data` names them, or a text itself."""
-    found: list[tuple[int, int, Tensor]] = []
+    ranked: list[tuple[int, int, Tensor]] = []
     tokens, documents, wanted = 0, 0, _CHARACTERS * length * count
     # As in training, a text yields no special token.
     plain = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -53,18 +49,18 @@ def sample(
         ids = tokenizer(document[start : start + wanted], **plain).input_ids
         tokens = max(tokens, len(ids))
         pieces = torch.tensor(ids, dtype=torch.int64).split(length)[: len(ids) // length]
-        found += [(abs(at - len(pieces) // 2), documents, one) for at, one in enumerate(pieces)]
+        ranked += [(abs(at - len(pieces) // 2), documents, one) for at, one in enumerate(pieces)]
         documents += bool(pieces)
         if documents == count:
             break
-    if len(found) < least:
+    if len(ranked) < least:
         few = f"{tokens:,} tokens, too few for {least} of {length}"
         raise ClearheadError(f"the longest document of {text} has {few}: give more text")
-    return [piece for *_, piece in sorted(found, key=lambda entry: entry[:2])[:count]]
+    return [piece for *_, piece in sorted(ranked, key=lambda entry: entry[:2])[:count]]
 
 
 class Prefix(NamedTuple):
-    """Tokens before every text, and the measures of a search's candidates."""
+    """Tokens before every text, and the candidates `tried` in a search."""
 
     ids: tuple[int, ...]
     text: str
@@ -74,14 +70,15 @@ class Prefix(NamedTuple):
 def searched_prefix(
     model: ClearheadForCausalLM, tokenizer: Any, windows: Sequence[Tensor]
 ) -> Prefix:
-    """The prefix of at most three tokens after which fewest pieces of text keep a massive state,
-    above a tenth of the usual largest, and then the smallest one; perplexity rises by 1 % at most,
-    and each token has to lower either."""
+    """The prefix after which fewest pieces of text keep a massive state, and then the smallest one;
+    perplexity rises by 1 % at most, and each token has to lower either."""
     length = min(PIECE_LENGTH, *map(len, windows))
     pieces = [piece for one in windows for piece in one.split(length) if len(piece) == length]
     count = min(PIECES, len(pieces))  # spread over the windows
     pieces = [pieces[index * len(pieces) // count] for index in range(count)]
     usual = median(largest_states(model, pieces, ()))
+    judged = [window[:JUDGED] for window in windows[:2]]
+    rank = itemgetter("fails", "largest")
 
     def measured(ids: list[int]) -> dict[str, Any]:
         largest = largest_states(model, pieces, ids)
@@ -89,10 +86,7 @@ def searched_prefix(
         measures = {"largest": max(largest), "fails": fails, "pieces": count, "perplexity": None}
         return {"tokens": ids, "text": tokenizer.decode(ids), **measures}
 
-    rank = itemgetter("fails", "largest")
-
     def judge(one: dict[str, Any]) -> float:
-        judged = [window[:JUDGED] for window in windows[:2]]
         read = perplexity(model, judged, prefix=tuple(one["tokens"]), batch_size=BATCH_SIZE)
         one["perplexity"] = read.perplexity
         return float(one["perplexity"])
@@ -110,9 +104,9 @@ def searched_prefix(
         limit = LOSS * min(without, best["perplexity"])
         # Fewer failures than the best so far, or as many with much smaller states.
         better = (one for one in longer if rank(one) < (best["fails"], GAIN * best["largest"]))
-        if (found := next((one for one in better if judge(one) <= limit), None)) is None:
+        if (first := next((one for one in better if judge(one) <= limit), None)) is None:
             break
-        best = found
+        best = first
         say(f"prefix of {number}: {best['text']!r}, largest hidden state {best['largest']:,.0f}")
     if best is plain:
         raise ClearheadError("no token lowers large hidden states without raising perplexity")
@@ -123,20 +117,21 @@ def largest_states(
     model: ClearheadForCausalLM, pieces: Sequence[Tensor], ids: Sequence[int]
 ) -> list[float]:
     """The largest absolute hidden state of each piece of text, int64 [L], after a prefix."""
+    prefix_N = torch.tensor(list(ids), dtype=torch.long, device=model.device)
     largest = list[float]()
     with evaluating(model):
         for ids_BT in batches(model, pieces, BATCH_SIZE):
-            rows_BL = torch.cat([_row(ids, model).expand(len(ids_BT), -1), ids_BT], 1)
+            rows_BL = torch.cat([prefix_N.expand(len(ids_BT), -1), ids_BT], 1)
             out = model.model(rows_BL, use_cache=False, output_hidden_states=True)
             states = [x[:, len(ids) :].abs().amax((1, 2)) for x in out.hidden_states]
             largest += torch.stack(states).amax(0).tolist()
     return largest
 
 
-def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
-    """Set the prefix of `made` (`model` with `normalizer="key-value"` and a prefix of N) to the
+def fill(new: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor) -> None:
+    """Set the prefix of `new` (`model` with `normalizer="key-value"` and a prefix of N) to the
     keys and values that `model` computes for the N tokens, averaged over the rows."""
-    if (count := ids_BN.shape[1]) != (places := made.config.prefix_length):
+    if (count := ids_BN.shape[1]) != (places := new.config.prefix_length):
         raise ClearheadError(f"{count} tokens for prefix_length={places}: give --length {places}")
     outputs: dict[Any, Tensor] = {}
     with ExitStack() as stack, evaluating(model):
@@ -148,7 +143,7 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
                 stack.enter_context(hook)
         model.model(ids_BN.to(model.device), use_cache=False)
     with torch.no_grad():
-        pairs: Any = zip(made.model.layers, model.model.layers, strict=True)
+        pairs: Any = zip(new.model.layers, model.model.layers, strict=True)
         for own, before in ((layer.self_attn, source.self_attn) for layer, source in pairs):
             key_BNGD = outputs[before.k_proj].unflatten(-1, (own.groups, -1))
             key_BGND = key_BNGD.transpose(1, 2)
@@ -158,45 +153,20 @@ def fill(made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids_BN: Tensor
             own.normalizer.value_bias.copy_(value_BNGD.transpose(1, 2).double().mean(0))
 
 
-def difference_after(
-    made: ClearheadForCausalLM, model: ClearheadForCausalLM, ids: tuple[int, ...]
-) -> float:
-    """Compare `made` with `model` after the prefix, on random tokens within any sliding window:
-    ‖difference of the logits‖ / ‖model's logits‖, Euclidean."""
-    count = min(_CHECKED, room_of(model.config) - len(ids))
-    draw = torch.Generator().manual_seed(0)
-    text = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
-    with evaluating(model), evaluating(made):
-        whole = model(input_ids=torch.cat([_row(ids, model), text], 1)).logits[:, len(ids) :]
-        apart = whole.double() - made(input_ids=text).logits.double()
-    return float(apart.norm() / whole.double().norm())
-
-
-def room_of(config: ClearheadConfig) -> int:
-    """Positions within which a token sees all before it."""
-    longest = config.max_position_embeddings
-    return min(longest, config.sliding_window or longest)
-
-
-def _row(ids: Sequence[int], model: ClearheadForCausalLM) -> Tensor:
-    return torch.tensor([list(ids)], dtype=torch.long, device=model.device)
-
-
 class _Rows(Statistic):
-    """The first token's weight, and the log-sum-exp of all logits, by layer: [H, rows] each. The
-    first query, which sees one token, is left out."""
+    """The log-sum-exp of all logits, and the first token's weight, as tiles [2, H, rows] by layer.
+    The first query, which sees one token, is left out."""
 
-    def __init__(self, layers: int) -> None:
-        self.shares, self.totals = ([list[Tensor]() for _ in range(layers)] for _ in range(2))
+    def __init__(self) -> None:
+        self.tiles = defaultdict[int, list[Tensor]](list)
 
     def observe(self, call: AttentionCall) -> None:
         for tile in call.scores():
             score_BHRS = tile.scores.masked_fill(~tile.visible, -torch.inf)
             score_BHRS = score_BHRS[:, :, tile.start == 0 :]
             total_BHR = score_BHRS.logsumexp(-1)
-            share_BHR = (score_BHRS[..., 0] - total_BHR).exp()
-            for rows, found in ((self.shares, share_BHR), (self.totals, total_BHR)):
-                rows[call.layer].append(found.transpose(0, 1).flatten(1).double().cpu())
+            both = torch.stack([total_BHR, (score_BHRS[..., 0] - total_BHR).exp()])
+            self.tiles[call.layer].append(both.transpose(1, 2).flatten(2).double().cpu())
 
 
 def calibrate(
@@ -208,12 +178,12 @@ def calibrate(
     logits = {index: blocks[index].self_attn.normalizer.logit for index in layers}
     for logit in logits.values():
         torch.nn.init.constant_(logit, NOTHING)
-    rows = _Rows(len(blocks))
+    rows = _Rows()
     measure(model, windows, batch_size=1, attention=[rows])
     with torch.no_grad():
         for index, logit in logits.items():
-            share_H = torch.cat(rows.shares[index], 1).mean(1)
-            logit.copy_(_balanced(torch.cat(rows.totals[index], 1), share_H))
+            total_HN, share_HN = torch.cat(rows.tiles[index], 2)
+            logit.copy_(_balanced(total_HN, share_HN.mean(1)))
 
 
 def _balanced(totals_HN: Tensor, shares_H: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,9 +38,6 @@ RUN = {
 }
 _POLL_SECONDS = 0.2
 
-Start = Callable[[Job, Path, str | None], Any]
-"""Starts a job that writes to a log and sees the GPU named; returns its process."""
-
 
 def gpus() -> tuple[str, ...]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
@@ -51,18 +47,14 @@ def gpus() -> tuple[str, ...]:
     return tuple(chosen.split(",") if chosen else map(str, range(torch.cuda.device_count())))
 
 
-def starting(jobs: int) -> Start:
-    """The function that starts a job; `jobs` at once, each with its share of the CPU's threads."""
+def start(job: Job, log: Path, device: str | None, threads: int) -> Any:
+    """Start a job that writes to a log and sees the GPU named; return its process."""
     modules = dict.fromkeys(f"{__package__}.{module}" for module, _, _ in RUN.values())
+    context = multiprocessing.get_context("forkserver")
     # The first silences libraries that the others import.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["clearhead.cli", *modules])
-    return partial(_start, threads=max(1, torch.get_num_threads() // jobs))
-
-
-def _start(job: Job, log: Path, device: str | None, *, threads: int) -> Any:
+    context.set_forkserver_preload(["clearhead.cli", *modules])
     log.touch()  # there to be told, should the job be killed before it opens it
-    words = (job.config, log, device, threads)
-    process = multiprocessing.get_context("forkserver").Process(target=_perform, args=words)
+    process = context.Process(target=_perform, args=(job.config, log, device, threads))
     # A terminal's Ctrl-C is for the runner alone, not for the process that jobs are forked from.
     resource_tracker.ensure_running()  # which starts with that process, and would let it through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -108,17 +100,16 @@ class _Running(NamedTuple):
 
 
 def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None) -> list[Job]:
-    """Run the unfinished tasks, at most `jobs` at a time, and return those that failed; a training
-    that diverged has not. Jobs start in order, each on the GPU with the fewest others, after the
-    one that makes its model. After SIGINT or SIGTERM every job saves and ends, and `Stopped` is
-    raised; a second Ctrl-C kills them."""
+    """Run the unfinished tasks, at most `jobs` at a time, in order, each on the GPU with the fewest
+    others, after the one that makes its model; return those that failed. After SIGINT or SIGTERM
+    every job saves and ends, and `Stopped` is raised; a second Ctrl-C kills them."""
     waiting = [job for job in tasks if not is_finished(job, logs)]
-    start, devices = starting(jobs), gpus()
+    threads, devices = max(1, torch.get_num_threads() // jobs), gpus()
     work = work or Work("job")
     work.start(len(tasks))
     for _ in range(len(tasks) - len(waiting)):
         work.skip()
-    failed, running, asked = list[Job](), list[_Running](), False
+    failed, running, stopping = list[Job](), list[_Running](), False
     with StopSignals() as stop:
         try:
             while running or (waiting and not stop.received):
@@ -138,7 +129,7 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None
                     device = min(devices, key=[one.device for one in running].count, default=None)
                     log = logs / f"{job.name}.log"
                     log.parent.mkdir(parents=True, exist_ok=True)
-                    process = start(job, log, device)
+                    process = start(job, log, device, threads)
                     running.append(_Running(job, log, device, process, time.monotonic()))
                     if device is not None:
                         say(f"{job.name}: on GPU {device}")
@@ -155,8 +146,8 @@ def run(tasks: Sequence[Job], *, logs: Path, jobs: int, work: Work | None = None
                         write_json(_mark(one.job, logs), {"identity": one.job.identity})
                     work.end()
                     say(f"{one.job.name}: {failure or f'{time.monotonic() - one.started:.0f} s'}")
-                if stop.received and not asked:
-                    asked = True
+                if stop.received and not stopping:
+                    stopping = True
                     say(f"stopping {len(running)}, which save first; Ctrl-C again kills them")
                     for one in running:
                         one.process.terminate()

@@ -5,11 +5,11 @@ OUTPUT/records.jsonl    the records, to which each run is appended as soon as it
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from clearhead.data import Batches, Corpus, DataConfig, prepare
 from clearhead.data.batches import MaskedBatches, Masking, with_mask_token
 from clearhead.data.tokenizer import vocabulary_size, yielded
 from clearhead.errors import ClearheadError
-from clearhead.lab.configs import RECORDS, TrainJob
+from clearhead.lab.configs import CompareConfig, TrainJob
 from clearhead.lab.sweep_configs import OWN
 from clearhead.measure.sweep import parameters_digest
 from clearhead.models import BASELINE, ClearheadForCausalLM, ClearheadForMaskedLM, preset
@@ -32,10 +32,9 @@ from clearhead.nn.null_keys import AT_REST, Sink
 from clearhead.optim import learning_rate
 from clearhead.optim.build import matched
 from clearhead.progress import Work
-from clearhead.records.files import hold_folder
-from clearhead.records.identity import canonical, differences, restored
+from clearhead.records.identity import canonical, restored
 from clearhead.records.loading import Store
-from clearhead.records.runs import Records
+from clearhead.records.runs import Line, Records
 from clearhead.settings.data import SHARE
 from clearhead.terminal import say
 from clearhead.train import TrainConfig, TrainResult, checkpoint, run_dir, train
@@ -68,9 +67,9 @@ def fitted(
     if "vocab_size" in changes and base.vocab_size < ids:
         raise ClearheadError(f"vocab_size is {base.vocab_size}, and the tokenizer has {ids} ids")
     room = max(base.max_position_embeddings, settings.sequence_length)
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
     keys = {"vocab_size": ids, "max_position_embeddings": room}
-    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        keys[token] = getattr(corpus.tokenizer, token)
+    keys |= {token: getattr(corpus.tokenizer, token) for token in tokens}
     return preset(name, size, **{**keys, **changes})
 
 
@@ -91,11 +90,6 @@ def batches(
 def data_of(output: Path) -> str | None:
     """The fingerprint of the batches of the run in a folder; None where there is no run."""
     return read_record(output).get("data") if (output / run_dir.RUN_FILE).exists() else None
-
-
-def own_text(data: DataConfig, tokenizer: Any, began: str | None = None) -> Corpus:
-    """The text tokenised by a model's own tokenizer; without an end token documents have no END."""
-    return prepare(data, tokenizer=tokenizer, progress=say, closed=False, began=began)
 
 
 def run_of(model: str) -> dict[str, Any]:
@@ -124,13 +118,6 @@ def text_of(data: DataConfig, models: Sequence[str]) -> DataConfig:
         named = "; ".join(f"{model}: {', '.join(text.data)}" for text, model in texts.items())
         raise ClearheadError(f"models trained on different texts ({named}): give --data.data")
     return next(iter(texts), replace(data, data=DataConfig.data))
-
-
-def refuse_tokenizer(data: DataConfig) -> None:
-    """Raise a ClearheadError if `data` names a tokenizer, since the model has its own."""
-    for name in ("tokenizer", "vocabulary"):
-        if getattr(data, name) != getattr(DataConfig, name):
-            raise ClearheadError(f"data.{name} has no effect: the model's tokenizer reads the text")
 
 
 def load_model(
@@ -180,25 +167,17 @@ class Base:
         return {"name": self.name, "parameters": parameters_digest(self.model)}
 
 
-def open_base(
-    name: str,
-    data: DataConfig,
-    length: int,
-    *,
-    trust_remote_code: bool,
-    began: str | None = None,
-    alike: bool = False,
-) -> Base:
-    """Open a model, in float32, for windows of `length`, and its text. `alike` leaves out the
-    dropout of its own class, which is lost with other mechanisms."""
-    refuse_tokenizer(data)
-    require_convertible(name, trust_remote_code=trust_remote_code)
-    model, tokenizer = load(name, trust_remote_code=trust_remote_code)
+def open_base(job: TrainJob | CompareConfig, length: int, began: str | None) -> Base:
+    """The model, in float32, that a job starts from, for windows of `length`, and its text. Arms
+    are without the dropout of the model's own class, which is lost with other mechanisms."""
+    name, trust = str(job.base), job.trust_remote_code
+    require_convertible(name, trust_remote_code=trust)
+    model, tokenizer = load(name, trust_remote_code=trust)
     require_positions(model, length, SHORTER, name)
     require_own_tokenizer(name, model, tokenizer)
-    corpus = own_text(data, tokenizer, began)
-    shares = dropouts(model.config) if alike and type(model).__name__ in FAMILIES else {}
-    if shares:
+    corpus = prepare(job.data, tokenizer=tokenizer, progress=say, closed=False, began=began)
+    alike = isinstance(job, CompareConfig) and type(model).__name__ in FAMILIES
+    if shares := dropouts(model.config) if alike else {}:
         say(f"{words_of(shares)}: left out of every arm, since a converted model has no dropout")
         config = copy.deepcopy(model.config)
         for key in shares:
@@ -224,26 +203,15 @@ def run_training(job: TrainJob) -> TrainResult:
     it; OUTPUT/final is then a plain Hugging Face checkpoint."""
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
         resume = job.resume is not None
-        resumes = resume or world.restarted()  # a collective call
-
-        def check_folder() -> None:
-            """Refuse a folder in use, and for a new run one with runs, before any text is read."""
-            with hold_folder(job.output):
-                if not resumes:
-                    run_dir.require_no_run(job.output)
-                    if any(job.output.glob("*seed*/run.json")):
-                        raise ClearheadError(f"{job.output} holds the runs of another verb")
-
-        world.by_first(check_folder)
-        began = data_of(job.output) if resume else None
+        if not (resume or world.restarted()):
+            world.by_first(lambda: run_dir.require_no_run(job.output))
+        began = read_record(job.output).get("data") if resume else None
         start: dict[str, Any] = {"preset": job.preset, "from": None}
         if job.base is None:
             start |= {"preset": job.preset or BASELINE, "size": job.size}
             model, corpus = world.in_turn(lambda: _new(job, start["preset"], began))
         else:
-            named: Any = (job.base, job.data, job.train.sequence_length)
-            options: Any = {"trust_remote_code": job.trust_remote_code, "began": began}
-            base = world.in_turn(lambda: open_base(*named, **options))
+            base = world.in_turn(lambda: open_base(job, job.train.sequence_length, began))
             corpus, start["from"] = base.corpus, base.origin
             if isinstance(base.model, ClearheadForCausalLM):
                 check_baseline(job.preset, job.set, base.model.config)
@@ -261,11 +229,10 @@ def run_training(job: TrainJob) -> TrainResult:
             elif remark := resting_sinks(model, job.train):
                 say(remark)
         say(f"{job.preset or job.base or BASELINE}: {parameter_count(model):,} parameters")
-        planned = job.train.schedule_tokens
-        if resume and planned is not None and planned < job.train.tokens:
+        planned = job.train.schedule_tokens or job.train.tokens
+        if planned < job.train.tokens:
             rate = learning_rate(job.train.steps - 1, job.train)
-            still = f"after the {planned:,} of its schedule the learning rate stays at {rate:g}"
-            say(f"extended to {job.train.tokens:,} tokens: {still}")
+            say(f"after the {planned:,} tokens of the schedule the learning rate stays at {rate:g}")
         torch.manual_seed(job.train.seed)
         masked = getattr(model, "objective", "") == "mlm"
         with world.together():
@@ -302,41 +269,34 @@ def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
 
 
 def recorded(output: Path) -> TrainJob:
-    """The job whose run is in `output`, with the settings that it has now."""
+    """The job whose run is in `output`, with the settings that it has now; more tokens extend the
+    run under the schedule that it has."""
     record = read_record(output)
     try:
         names = {one.name for one in fields(TrainJob)}
         settings = {key: x for key, x in record["description"]["job"].items() if key in names}
-        return replace(restored(TrainJob, settings | {"train": record["config"]}), output=output)
+        train = record["config"]
+        train["schedule_tokens"] = train.get("schedule_tokens") or train["tokens"]
+        return replace(restored(TrainJob, settings | {"train": train}), output=output)
     except (AttributeError, KeyError, TypeError):
         own = f"give its own command again, {str(record.get('command'))!r}"
         raise ClearheadError(f"{output} is not of this version's clearhead train: {own}") from None
 
 
-def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
-    """The begun run with the changes that `job` may make; any other is refused by its option."""
-    free = {f"--train.{key.replace('_', '-')}" for key in run_dir.FREE_KEYS | {"tokens"}}
-    free |= {"--track", "--resume", "--data.cache", "--trust-remote-code"}
-    # Files may have moved: content is compared, by its fingerprint.
-    free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
-    own = {"preset": "preset", "base": "--from", "set": "--set"}  # not named as their fields
-    names = [name for name, _, _ in differences(canonical(begun), canonical(job))]
-    changed = {own.get(one.split(".")[0], f"--{one.replace('_', '-')}") for one in names}
-    if fixed := sorted(changed - free):
-        raise ClearheadError(f"leave out {', '.join(fixed)}, or start another run")
-    if job.train.tokens == begun.train.tokens:
-        return job
-    planned = begun.train.schedule_tokens or begun.train.tokens
-    return replace(job, train=replace(job.train, schedule_tokens=planned))
+class Trial(NamedTuple):
+    """One run of several, whose settings are checked: `rows` trains it, or goes on where it
+    stopped, measures it, and completes its `header`."""
+
+    called: str
+    folder: Path
+    cell: str
+    header: Line
+    rows: Callable[[Work], Iterable[Line]]
 
 
-def run_missing(trials: Sequence[Any], output: Path, task: str, work: Work) -> Records:
-    """Train and measure the trials that `output` lacks, a locked folder; return its records. A
-    trial's `check(known)` refuses what would fail only hours later, and other settings than the
-    known runs'; its `rows(work)` trains, or goes on where it stopped, and measures."""
-    store = Store(output / RECORDS)
-    for one in trials:  # all before the first is trained, which may take hours
-        one.check(store.headers)
+def run_missing(trials: Sequence[Trial], store: Store, task: str, work: Work | None) -> Records:
+    """Train and measure the trials that the store of a locked folder lacks; return its records."""
+    work = Work(say=say) if work is None else work
     work.start(len(trials))
     for one in trials:
         diverged = store.headers.get(one.header["run"], {}).get("diverged")
@@ -345,6 +305,7 @@ def run_missing(trials: Sequence[Any], output: Path, task: str, work: Work) -> R
             work.skip()
             say(f"{one.called}: already done")
             continue
+        work.begin(one.called)
         rows = [*one.rows(work)]
         store.add(one.cell, one.header, rows, task=task)
         work.end()

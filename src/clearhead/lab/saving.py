@@ -2,9 +2,7 @@
 
 import io
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from clearhead.data import Corpus, prepare, windows
 from clearhead.errors import ClearheadError, require
 from clearhead.lab.measuring import check_models
-from clearhead.lab.runs import load_model, refuse_tokenizer, text_of
+from clearhead.lab.runs import load_model, text_of
 from clearhead.lab.sweep_configs import QuantizeConfig, short_names
 from clearhead.models import inspection
 from clearhead.models.inspection import longest_text, parameter_count
@@ -38,18 +36,17 @@ UNTIMED, ROUNDS = 2, 5  # of timing: the first calls compile
 
 def run_saving(config: QuantizeConfig) -> None:
     """Save a model under a scheme, open it by transformers and compare it with the simulation."""
-    schemes = len(config.scheme) if config.given("scheme") else 0
-    if (len(config.models), schemes) != (1, 1):
-        found = f"{len(config.models)} and {schemes or 'none'}"
-        raise ClearheadError(f"--save takes one model and one --scheme; found {found}")
+    if (len(config.models), len(config.scheme)) != (1, 1):
+        counts = f"{len(config.models)} and {len(config.scheme)}"
+        raise ClearheadError(f"--save takes one model and one --scheme; found {counts}")
     how, folder, (source,) = scheme(config.scheme[0]), config.save, config.models
     stated(how)  # refuses what the format cannot say
     assert folder is not None
     _check(config, folder, "deploy", "output", "seeds")
     model, tokenizer = load_model(source, trust_remote_code=config.trust_remote_code)
     if model.config.model_type == "clearhead":
-        made = f"`clearhead convert {source} FOLDER --for serving` makes"
-        raise ClearheadError(f"no server loads clearhead's own models: save what {made}")
+        converted = f"`clearhead convert {source} FOLDER --for serving` makes"
+        raise ClearheadError(f"no server loads clearhead's own models: save what {converted}")
     check_widths(linear_layers(model), how)
     corpus, texts = _read(config, tokenizer)
     if how.calibrated:
@@ -77,8 +74,8 @@ def run_saving(config: QuantizeConfig) -> None:
     figures |= {"prompts": len(prompts), "equal_continuations": equal}
     _seal(folder, figures, torch.device("cpu"), "compressed-tensors")
     if abs(saved - simulated) > FAR * simulated:
-        found = f"perplexity is {saved:.2f} where {simulated:.2f} was simulated"
-        raise ClearheadError(f"{folder} was saved, but its {found}: do not use it")
+        result = f"perplexity is {saved:.2f} where {simulated:.2f} was simulated"
+        raise ClearheadError(f"{folder} was saved, but its {result}: do not use it")
     show(
         f"{how.name}: {figures['bytes']:,} bytes; perplexity {saved:.2f} ({saved / full - 1:+.2%}),"
         f" simulated {simulated:.2f} ({simulated / full - 1:+.2%}), in full precision {full:.2f}; "
@@ -87,7 +84,7 @@ def run_saving(config: QuantizeConfig) -> None:
 
 
 def run_deployment(config: QuantizeConfig) -> None:
-    """Save models by torchao; a new process loads and measures each beside the one in bfloat16."""
+    """Save models by torchao, load each again and measure it beside the one in bfloat16."""
     if config.deploy is None or config.output is None:
         raise ClearheadError("a model to keep takes --deploy and --output")
     _check(config, config.output, "scheme", "seeds")
@@ -97,9 +94,8 @@ def run_deployment(config: QuantizeConfig) -> None:
             folder /= f"{name}-{config.deploy}"
         with inspection.within_memory("a model is held whole and in few bits: free memory"):
             texts, load = _deploy(source, folder, config)
-            say(f"{name}, {config.deploy}: saved; a new process loads the saved model")
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                figures = pool.submit(_beside, folder, resolved(source), texts, load).result()
+            say(f"{name}, {config.deploy}: saved; the saved model is loaded")
+            figures = _beside(folder, resolved(source), texts, load)
         about = {"form": config.deploy, "of": source, **figures}
         _seal(folder, about, torch.device(load["device_map"]), "torchao")
         bits, full = (
@@ -108,7 +104,7 @@ def run_deployment(config: QuantizeConfig) -> None:
             for side in ("", "bfloat16_")
         )
         show(f"{name}, {config.deploy}: {bits}; in bfloat16 {full}")
-        show(f"saved: {folder}; loaded and run by a new process")
+        show(f"saved, loaded again and run: {folder}")
 
 
 def _deploy(source: str, folder: Path, config: QuantizeConfig) -> tuple[Texts, dict[str, Any]]:
@@ -123,11 +119,11 @@ def _deploy(source: str, folder: Path, config: QuantizeConfig) -> tuple[Texts, d
     load: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     load |= {"device_map": str(model.device), "dtype": torch.bfloat16}
     head = model.get_output_embeddings()
-    kept = [name for name, module in model.named_modules() if module is head]
+    whole = [name for name, module in model.named_modules() if module is head]
     del model
     by_tensor = [torchao.PerTensor(), torchao.PerRow()]
     few = torchao.Int8DynamicActivationInt8WeightConfig(granularity=by_tensor)
-    few = TorchAoConfig(few, modules_to_not_convert=kept)
+    few = TorchAoConfig(few, modules_to_not_convert=whole)
     try:
         model = pretrained(AutoModelForCausalLM, resolved(source), quantization_config=few, **load)
     except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
@@ -142,25 +138,23 @@ def _beside(folder: Path, source: str, texts: Texts, load: dict[str, Any]) -> di
     """Bytes, tokens a second and perplexity of the saved model, and of its source in bfloat16."""
     from transformers import AutoModelForCausalLM
 
-    import clearhead.models  # registers our model type  # noqa: F401
-    from clearhead import extensions
-
-    extensions.load()
-    model, peer = (pretrained(AutoModelForCausalLM, one, **load).eval() for one in (folder, source))
+    places: dict[str, str | Path] = {"": folder, "bfloat16_": source}
+    sides = {side: pretrained(AutoModelForCausalLM, x, **load).eval() for side, x in places.items()}
+    peer = sides["bfloat16_"]
     tokens = min(DEPLOYED, (longest_text(peer) or 2 * DEPLOYED) // 2)
-    prompt, sides = texts.windows[0][None, :tokens], {"": model, "bfloat16_": peer}
+    prompt = texts.windows[0][None, :tokens]
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(UNTIMED + ROUNDS):
-        for side, one in sides.items():
+        for side, model in sides.items():
             started = time.perf_counter()
-            continuations(one, prompt, tokens)
+            continuations(model, prompt, tokens)
             seconds[side].append(time.perf_counter() - started)
     stored = {tensor.data_ptr(): tensor.nbytes for tensor in peer.state_dict().values()}
     figures: dict[str, Any] = {"class": type(peer).__name__, "parameters": parameter_count(peer)}
     figures |= {"length": len(texts.windows[0]), "tokens": sum(map(len, texts.windows))}
     figures["bfloat16_bytes"] = sum(stored.values())
-    for side, one in sides.items():
-        figures[f"{side}perplexity"] = _perplexity(one, texts)
+    for side, model in sides.items():
+        figures[f"{side}perplexity"] = _perplexity(model, texts)
         figures[f"{side}tokens_per_second"] = tokens / median(seconds[side][UNTIMED:])
     return figures
 
@@ -180,8 +174,7 @@ def continuations(model: Any, prompts_BT: Tensor, tokens: int) -> list[list[int]
 
 
 def _check(config: QuantizeConfig, output: Path, *idle: str) -> None:
-    refuse_tokenizer(config.data)
-    if given := config.given(*idle, "records", "page", "title"):
+    if given := config.given(*idle, "records", "page"):
         raise ClearheadError(f"{', '.join(given)} has no effect on a model that is saved")
     require_new(output)
     check_models(config)

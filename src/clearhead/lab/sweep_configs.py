@@ -44,16 +44,14 @@ class EvaluateSettings(SweepConfig):
     """Models, tasks and text of an evaluation."""
 
     tasks: tuple[metavars.TaskName, ...] = ()
-    """Tasks: perplexity, passkey, needles, recall, hits, allocation, shots, hallucination; masked
-    for a masked model. Any other name is a task of lm-eval. By default perplexity, or masked for a
-    masked model."""
+    """Tasks: perplexity (the default), passkey, needles, recall, hits, allocation, shots,
+    hallucination; masked for a masked model. Any other name is a task of lm-eval."""
     lengths: tuple[Length, ...] = ()
     """Lengths in tokens; by default 1, 2, 4 and 8 times max_position_embeddings."""
     tokens: Length = 65_536
     """Tokens of text read at each length, approximately."""
     rope_scaling: tuple[metavars.Scaling, ...] = ("none",)
-    """Scalings of the rotary frequencies: none, linear, ntk, dynamic, yarn. Each task is
-    measured under each."""
+    """Scalings of the rotary frequencies: none, linear, ntk, dynamic, yarn."""
     factors: tuple[float, ...] = ()
     """Factors of the scalings."""
     split: Literal["validation", "all"] = "validation"
@@ -63,8 +61,7 @@ class EvaluateSettings(SweepConfig):
     label: metavars.Name = ""
     """Label of the records on a page that shows several sets."""
     records: Path | None = None
-    """File to which each result is appended as it is done; the same command goes on where it
-    stopped."""
+    """File to which each result is appended; the same command goes on where it stopped."""
     page: Path | None = None
     """File for the page of all models given here."""
 
@@ -141,17 +138,9 @@ class QuantizeConfig(SweepConfig):
     tokens: int = 32_768
     """Validation tokens read under each scheme."""
     records: Path | None = None
-    """File to which each scheme is appended as it is measured; the same command goes on where it
-    stopped, and the page then shows all that it holds."""
+    """File to which each scheme is appended; the same command goes on where it stopped."""
     page: Path | None = None
     """File for the page of perplexity against bits."""
-    title: metavars.Text = ""
-    """The page's title; the models' names unless given."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tokens < self.length:
-            raise ClearheadError(f"tokens is {self.tokens}: give a window, {self.length}, or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,38 +154,35 @@ class ConvertConfig(OpensModels):
     """The folder of the converted model, which does not exist yet."""
     to: tuple[metavars.Change, ...] = ()
     """Mechanisms of the new model: a preset, axes as KEY=VALUE, or both, such as "gated
-    normalizer=sink"; weights that both models have are kept. Without --to a model of transformers
-    becomes a clearhead model, and a clearhead model one of transformers."""
+    normalizer=sink". Without --to a model of transformers becomes a clearhead model, and a
+    clearhead model one of transformers."""
     prefix: metavars.Text | None = None
     """Tokens before every text, as learned keys and values (normalizer=key-value): a text
     such as \\n, or auto, to search for one on the text of --calibrate."""
     rotate: tuple[Literal["residual", "values", "down"], ...] = ()
     """Rotate activations that hold outliers, for few bits; the function stays the same. residual
-    and values (of heads): random rotations inside the weights, at no cost. down: the inputs of the
-    MLPs' down projections, by a Hadamard matrix at run time (mlp_rotation=hadamard)."""
+    and values (of heads): random rotations inside the weights. down: the inputs of the MLPs' down
+    projections, by a Hadamard matrix at run time (mlp_rotation=hadamard)."""
     seed: Natural = 0
     """Seed of the random rotations of the residual stream and the values."""
     learn_rotation: bool = False
-    """Rotate the residual stream once more, by a rotation learned from the weights alone that
-    lowers the largest weights of the matrices that read it: for one scale a matrix."""
+    """Rotate the residual stream once more, as learned from the weights alone to lower the largest
+    of the matrices that read it."""
     equalise: bool = False
     """Scale the rows of every gated MLP's up projection to the same largest weight, and the columns
-    of the down projection by the inverse: the same function, for one scale a matrix. Needs
-    --rotate down, now or in an earlier conversion; works before and after training."""
+    of the down projection by the inverse. Needs --rotate down, now or in an earlier conversion."""
     purpose: Annotated[Literal["serving", "llama.cpp"] | None, tyro.conf.arg(name="for")] = None
-    """Write a model for servers. serving: as a family of transformers if one fits, else with a
-    modelling file of its own, which servers run with trust_remote_code. llama.cpp: as a family
-    that llama.cpp's converter to GGUF reads."""
+    """Write a model for servers: as a family of transformers if one fits, else with a modelling
+    file of its own, run with trust_remote_code; or as a family that llama.cpp's converter reads."""
     calibrate: metavars.Source | None = None
-    """Text that sets what --to adds: a sink gets the weight that the first token has in this text,
-    learned keys and values are those of its first tokens. A file, a folder, or another source of
-    --data.data."""
+    """Text, a source as of --data.data, that sets what --to adds: a sink gets the weight that the
+    first token has in it, learned keys and values are those of its first tokens."""
     sink_logit: float | None = None
     """Initial logit of the sinks that --to adds; by default −40, too low to have an effect; 0 is
     softmax-1."""
     text: metavars.Source | None = None
-    """Text on which the distance of both models is measured, in words or as --calibrate; by default
-    windows of --calibrate that did not calibrate, or else python-stdlib."""
+    """Text on which the distance of both models is measured; by default windows of --calibrate that
+    did not calibrate, or else python-stdlib."""
     length: Length = 512
     """Tokens in a window."""
     windows: Count = 8
@@ -240,8 +226,7 @@ class PlanConfig(OpensModels):
     """Models to count."""
 
     models: Positional[tuple[metavars.Model, ...]] = ()
-    """Presets, run folders, or Hugging Face models that convert reads (a folder with config.json,
-    or a hub name), each with its costs; by default a table of all presets."""
+    """Presets, or models that convert reads; by default a table of all presets."""
     size: metavars.Size = "tiny"
     """Size of the presets: tiny, small, medium, large, or a paper's own."""
     set: Overrides = field(default_factory=dict)

@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -25,10 +26,12 @@ Ids = tuple[int, ...]
 
 
 class Prompt(NamedTuple):
-    """Token ids: `context`, which other prompts may share, and `tail`, one token or more."""
+    """Token ids: `context`, which other prompts may share, and `tail`, one token or more; then the
+    `answer` to score, if any."""
 
     context: Ids
     tail: Ids
+    answer: Ids = ()
 
     @property
     def ids(self) -> Ids:
@@ -36,17 +39,12 @@ class Prompt(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`written`, the tokens of greedy decoding up to an end token; of each token of the given
+    """`written`, the tokens of greedy decoding up to an end token; of each token of the prompt's
     answer after its earlier ones (teacher forcing) `loss`, −log p, and `right` if the likeliest."""
 
     written: Ids
     loss: tuple[float, ...]
     right: tuple[bool, ...]
-
-
-Batch = tuple[Tensor, Tensor, Any]
-"""Prompts of one length: ids, int64 [B, S]; the columns [B, S − held] that the cache does not hold;
-the cache, None where prompts share none."""
 
 
 class Reader:
@@ -63,35 +61,33 @@ class Reader:
             self.shares = _keeps_all(model) and not follow_length(model)
         self._start: tuple[Ids, Any] = ((), DynamicCache())  # tokens read, and their cache
 
-    def ask(
-        self, prompts: Sequence[Prompt], answers: Sequence[Ids], *, new_tokens: int = 0
-    ) -> list[Answer]:
-        """Answers to the prompts, in order: the given `answers`, which may be empty, are scored,
-        and `new_tokens` decoded greedily. Prompts that share a long prefix should be adjacent."""
-        asked = zip(prompts, answers, strict=True)
-        lengths = [len(prompt.ids) + max(new_tokens, len(answer)) for prompt, answer in asked]
-        require_positions(self.model, max(lengths), "give shorter texts or answers")
+    def ask(self, prompts: Sequence[Prompt], *, new_tokens: int = 0) -> list[Answer]:
+        """Score each prompt's answer and decode `new_tokens` greedily, in order. Prompts that share
+        a long prefix should be adjacent."""
+        lengths = {one: len(one.ids) + max(new_tokens, len(one.answer)) for one in prompts}
+        require_positions(self.model, max(lengths.values()), "give shorter texts or answers")
         # A batch has prompts of one length; a context that several have is a batch's only one.
         contexts = Counter(prompt.context for prompt in prompts)
         groups = defaultdict(list)
-        for index, prompt in enumerate(prompts):
+        for prompt in lengths:
             own = prompt.context if self.shares and contexts[prompt.context] > 1 else ()
-            groups[len(prompt.ids), own].append(index)
-        answered: dict[int, Answer] = {}
+            groups[len(prompt.ids), own].append(prompt)
+        answers: dict[Prompt, Answer] = {}
         for group in groups.values():
-            rows = max(1, self._batch_tokens // max(lengths[index] for index in group))
+            rows = max(1, self._batch_tokens // max(lengths[prompt] for prompt in group))
             for start in range(0, len(group), rows):
                 part = group[start : start + rows]
                 with evaluating(self.model):
-                    batch = self.read([prompts[index] for index in part])
-                    forced = self._forced(batch, [answers[index] for index in part])
-                    written = self._greedy(batch, new_tokens)
-                for index, tokens, scores in zip(part, written, forced, strict=True):
-                    answered[index] = Answer(tokens, *scores)
-        return [answered[index] for index in range(len(prompts))]
+                    ids_BS, unread_BT, cache = self.read(part)
+                    forced = self._forced(ids_BS, unread_BT, cache, [one.answer for one in part])
+                    written = self._greedy(ids_BS, cache, new_tokens)
+                for prompt, tokens, scores in zip(part, written, forced, strict=True):
+                    answers[prompt] = Answer(tokens, *scores)
+        return [answers[prompt] for prompt in prompts]
 
-    def read(self, prompts: Sequence[Prompt]) -> Batch:
-        """Read the start that prompts of one length share, all but the last token at most."""
+    def read(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor, Any]:
+        """Read the start that prompts of one length share, all but the last token at most: all ids,
+        int64 [B, S], the columns left to read, and the cache, None where prompts share none."""
         ids_BS = torch.tensor([prompt.ids for prompt in prompts], device=self.model.device)
         if not self.shares:
             return ids_BS, ids_BS, None
@@ -118,10 +114,10 @@ class Reader:
         return output.logits[:, -keep:], cache_of(output)
 
     def _forced(
-        self, batch: Batch, answers: list[Ids]
+        self, ids_BS: Tensor, unread_BT: Tensor, cache: Any, answers: list[Ids]
     ) -> list[tuple[tuple[float, ...], tuple[bool, ...]]]:
         """The loss of each token of the answers, and whether it was the likeliest."""
-        (ids_BS, unread_BT, cache), longest = batch, max(map(len, answers))
+        longest = max(map(len, answers))
         if not longest:
             return [((), ())] * len(answers)
         # Padded on the right, where no earlier token sees it.
@@ -150,9 +146,8 @@ class Reader:
             steps.append(logits_B1V)
         return torch.cat(steps, 1)
 
-    def _greedy(self, batch: Batch, new_tokens: int) -> list[Ids]:
+    def _greedy(self, ids_BS: Tensor, cache: Any, new_tokens: int) -> list[Ids]:
         """Tokens by transformers' `generate`, up to an end."""
-        ids_BS, _, cache = batch
         if not new_tokens:
             return [()] * len(ids_BS)
         reset_dynamic_rope(self.model)
@@ -169,15 +164,13 @@ class Reader:
                 logits_processor=LogitsProcessorList([finite]),
                 **({} if cache is None else {CACHE: cache}),
             )[:, ids_BS.shape[1] :].tolist()
-        ends = [[*map(self._ends.__contains__, row), True].index(True) for row in written]
-        return [tuple(row[:end]) for row, end in zip(written, ends, strict=True)]
+        return [tuple(takewhile(lambda token: token not in self._ends, row)) for row in written]
 
 
 def _common(rows: Sequence[Ids]) -> Ids:
     """The longest start of all rows: that of the first and the last of them in order."""
-    one, other = min(rows), max(rows)
-    pairs = enumerate(zip(one, other, strict=False))
-    return one[: next((place for place, (a, b) in pairs if a != b), len(one))]
+    pairs = zip(min(rows), max(rows), strict=False)
+    return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _keeps_all(model: Any) -> bool:
@@ -193,8 +186,7 @@ def _keeps_all(model: Any) -> bool:
 def follow_length(model: Any) -> bool:
     """True if a longer text is read with other frequencies from its first token on."""
     rope = getattr(model.config, "rope_parameters", None) or {}
-    kinds = [rope.get("rope_type")]
-    kinds += [part.get("rope_type") for part in rope.values() if isinstance(part, dict)]
+    kinds = [one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)]
     return any(kind in ("dynamic", "longrope") for kind in kinds)
 
 

@@ -1,14 +1,19 @@
 """Measurements: tasks on subjects, cell by cell, each written to the records as it is measured.
-
 Cells of the same weights, text, options and seed that are in the records are not measured again.
+
+A task is a frozen dataclass of its options, which records keep. `cells(subject)` lists its cells as
+dimensions of records, neighbours sharing most work, and refuses impossible ones at once; a "digest"
+is of the files read. `measure(subject, cell)` returns a cell's lines. A task whose text is `drawn`
+by a seed is measured under several. `headlines`, the metrics shown in tables, have no value in a
+cell with non-finite logits.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,14 +78,9 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A transformers model with its tokenizer, and the `texts`, tokenised by it, to measure it on.
-
-    Attributes:
-        lengths: of texts, in tokens, ascending.
-        tokens: approximate number of tokens read at each length.
-        batch_tokens: number of tokens run together; no result depends on it.
-        seed: of every random choice.
-    """
+    """A transformers model with its tokenizer, and the `texts`, tokenised by it, to measure it on:
+    about `tokens` tokens at each of the ascending `lengths` in tokens, `batch_tokens` of them run
+    together, on which no result depends; `seed` is that of every random choice."""
 
     model: Any
     tokenizer: Any
@@ -123,20 +123,6 @@ class Subject:
         require_positions(self.model, length, "give shorter lengths or answers")
 
 
-class Task(Protocol):
-    """A measurement: a frozen dataclass of its options, which records keep. `cells` lists its cells
-    as dimensions of records, so that neighbours share most work, and refuses impossible ones at
-    once; a "digest" is of the files read. `measure` returns one cell's lines. If the text is
-    `drawn` by a seed, several seeds are measured. A cell with non-finite logits has no value of its
-    optional `headlines`, the metrics shown in tables."""
-
-    drawn: ClassVar[bool]
-
-    def cells(self, subject: Any) -> list[Cell]: ...
-
-    def measure(self, subject: Any, cell: Cell) -> Iterable[Line]: ...
-
-
 def parameters_digest(model: Any, start: str = "") -> str:
     """A hash of `start` and of each parameter's name, sum and sum of squares, 16 hex digits."""
     digest = hashlib.sha256(start.encode())
@@ -147,7 +133,7 @@ def parameters_digest(model: Any, start: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-Portion = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Task], str]
+Portion = tuple[Line, Sequence[tuple[Line, Subject]], Mapping[str, Any], str]
 """One model's part of a sweep: the run's header; the model's variants, such as its rope scalings,
 with their dimensions; the tasks by name; and advice for when memory runs out."""
 
@@ -158,7 +144,7 @@ def sweep(
     """Measure every cell of a model that is not in the store; yield the run's line, then those of
     each cell once it is done. `work` takes all `models` to have as many cells."""
     named, subjects, tasks, less = portion
-    cells = _planned(subjects, tasks, seeds)
+    cells = list(_planned(subjects, tasks, seeds))
     at_hand = subjects[0][1]
     origin, read = provenance(at_hand.model.device), at_hand.texts.read
     text = {"weights": at_hand.weights, "data": read and read.describe()}
@@ -183,9 +169,7 @@ def sweep(
             with within_memory(less):
                 lines = list(tasks[task].measure(subject, cell))
         except NotFinite as error:
-            if not (headlines := getattr(tasks[task], "headlines", ())):
-                raise
-            lines = unmeasured(headlines, error)
+            lines = unmeasured(tasks[task].headlines, error)
         spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak.bytes()}
         made = {**facts["made"], "seed": subject.seed, **origin, **spent}
         yield store.add(key, header, [common | line for line in lines], **{**facts, "made": made})
@@ -193,21 +177,19 @@ def sweep(
 
 
 def _planned(
-    subjects: Sequence[tuple[Line, Subject]], tasks: Mapping[str, Task], seeds: Sequence[int]
-) -> list[tuple[Subject, Cell, str, Line]]:
+    subjects: Sequence[tuple[Line, Subject]], tasks: Mapping[str, Any], seeds: Sequence[int]
+) -> Iterator[tuple[Subject, Cell, str, Line]]:
     """Cells with their subject, a hash of their settings and seed, and facts for the records."""
     listed = []
     for dimensions, first in subjects:
-        for place, seed in enumerate(seeds):
+        for seed in seeds:
             subject = first if seed == first.seed else replace(first, seed=seed)
             vars(subject)["weights"] = first.weights  # of one model
             for name, task in tasks.items():
-                if place == 0 or task.drawn:
+                if task.drawn or seed == seeds[0]:
                     listed += [(name, subject, dimensions, cell) for cell in task.cells(subject)]
-    planned = []
     for name, subject, dimensions, cell in listed:  # only now is it known which text is read
-        options: Any = tasks[name]  # a dataclass
-        drawn, text = options.drawn, subject.texts.read
+        task, text = tasks[name], subject.texts.read
         made = {
             "weights": subject.weights,
             "data": text and text.fingerprint,
@@ -215,23 +197,19 @@ def _planned(
             "tokens": subject.tokens,
             "dtype": dtype_name(subject.model),
         }
-        listing = {option.name for option in fields(options) if "listed" in option.metadata}
-        options = canonical({k: x for k, x in asdict(options).items() if k not in listing})
+        listing = {option.name for option in fields(task) if "listed" in option.metadata}
+        options = canonical({k: x for k, x in asdict(task).items() if k not in listing})
         at = {**dimensions, **cell}
-        key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if drawn else 0}"
+        key = f"{digest_of([name, at, options, made])[:16]}-{subject.seed if task.drawn else 0}"
         at.pop("digest", None)
-        draw = {DRAW: subject.seed} if drawn else {}
+        draw = {DRAW: subject.seed} if task.drawn else {}
         made["batch_tokens"] = subject.batch_tokens
         facts = {"task": name, "at": at, **draw, "options": options, "made": made}
-        planned.append((subject, cell, key, facts))
-    return planned
+        yield subject, cell, key, facts
 
 
 def name_of(facts: Line) -> str:
-    """The name of a cell: "perplexity, yarn × 4, length 128, seed 1"."""
-    at = dict(facts["at"])
-    scaling, factor = at.pop("scaling", None), at.pop("factor", None)
-    kind = [scaling if factor is None else f"{scaling} × {factor:g}"] * (scaling is not None)
-    places = [f"{name} {value}" for name, value in at.items()]
-    seed = [f"seed {facts[DRAW]}"] if facts.get(DRAW) else []
-    return ", ".join([facts["task"], *kind, *places, *seed])
+    """The name of a cell: "perplexity, scaling yarn, factor 4.0, length 128, seed 1"."""
+    places = {**facts["at"], "seed": facts.get(DRAW) or None}
+    named = [f"{name} {value}" for name, value in places.items() if value is not None]
+    return ", ".join([facts["task"], *named])

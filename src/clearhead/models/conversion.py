@@ -1,7 +1,7 @@
 """Conversion of models between clearhead's format and others, with equal logits."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from itertools import chain
@@ -233,13 +233,18 @@ def refuse_quantised(config: Any, name: str = "the model") -> None:
     )
 
 
-def logit_difference(model: Any, result: Any) -> float:
-    """‖difference‖ / ‖first's‖ of two models' logits on random tokens (Euclidean norms)."""
-    draw = torch.Generator().manual_seed(0)
-    count = min(_TOKENS, model.config.max_position_embeddings)
-    ids = torch.randint(model.config.vocab_size, (1, count), generator=draw).to(model.device)
+def logit_difference(model: Any, result: Any, prefix: Sequence[int] = ()) -> float:
+    """‖difference‖ / ‖first's‖ of two models' logits on random tokens (Euclidean norms), before
+    which the first model reads a prefix, within its sliding window."""
+    draw, room = torch.Generator().manual_seed(0), model.config.max_position_embeddings
+    if prefix:
+        room = min(room, model.config.sliding_window or room) - len(prefix)
+    size = (1, min(_TOKENS, room))
+    ids_BT = torch.randint(model.config.vocab_size, size, generator=draw).to(model.device)
+    before_BN = torch.tensor([list(prefix)], dtype=torch.long, device=model.device)
     with torch.no_grad():
-        one, other = (each(input_ids=ids).logits.double() for each in (model.eval(), result))
+        whole = model.eval()(input_ids=torch.cat([before_BN, ids_BT], 1)).logits.double()
+        one, other = whole[:, len(prefix) :], result(input_ids=ids_BT).logits.double()
     length = float(one.norm())
     if not 0 < length < math.inf:
         what = "not finite" if length else "all 0"

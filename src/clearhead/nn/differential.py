@@ -47,7 +47,7 @@ class Differential(_TwoMaps):
 
     keys_together = 2
     constants: Tensor
-    kept: tuple[list[Any], Tensor, Tensor] | None
+    cached: tuple[list[Any], Tensor, Tensor] | None
 
     def __init__(self, layer: LayerSpec) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Differential(_TwoMaps):
         device = "cpu" if self.lambda_q1.is_meta else self.lambda_q1.device
         start = self.lambda_init
         self.constants = torch.tensor([start, 1 - start], device=device, dtype=torch.float32)
-        self.kept = None
+        self.cached = None
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
         module = super()._apply(*arguments, **options)
@@ -91,9 +91,9 @@ class Differential(_TwoMaps):
         if not plain or "_hf_hook" in vars(self):
             return self._lambda()
         versions = [(each.data_ptr(), each._version) for each in weights]
-        if x_BTC.shape[1] > 1 or self.kept is None or self.kept[0] != versions:
+        if x_BTC.shape[1] > 1 or self.cached is None or self.cached[0] != versions:
             return self._keep(versions)
-        return self.kept[1]
+        return self.cached[1]
 
     def _keep(self, versions: list[Any]) -> Tensor:
         """Store λ and the gain times 1 − λ_init in place, as CUDA graphs may read them."""
@@ -103,12 +103,12 @@ class Differential(_TwoMaps):
         if self.head_norm != "none":
             ones = torch.ones_like(self.lambda_q1).repeat(2)
             gain = widened(self.norm_weight if self.head_norm == "affine" else ones) * gain
-        kept = None if self.kept is None else self.kept[1:]
-        if kept is None or kept[0].device != lam.device or kept[1].dtype != gain.dtype:
+        cached = None if self.cached is None else self.cached[1:]
+        if cached is None or cached[0].device != lam.device or cached[1].dtype != gain.dtype:
             with torch.inference_mode(False):  # then every mode may write to them
-                kept = lam.clone(), gain.clone()
-        self.kept = versions, kept[0].copy_(lam), kept[1].copy_(gain)
-        return self.kept[1]
+                cached = lam.clone(), gain.clone()
+        self.cached = versions, cached[0].copy_(lam), cached[1].copy_(gain)
+        return self.cached[1]
 
     @with_own_parameters
     def _lambda(self) -> Tensor:
@@ -123,8 +123,8 @@ class Differential(_TwoMaps):
         """[B, H/2, T, 2D]."""
         weight: Tensor | None = self.norm_weight if self.head_norm == "affine" else None
         gain: Tensor | None = self.constants[1]
-        if self.head_norm != "none" and self.kept is not None and lambdas is self.kept[1]:
-            weight, gain = self.kept[2], None
+        if self.head_norm != "none" and self.cached is not None and lambdas is self.cached[1]:
+            weight, gain = self.cached[2], None
         return ops.differential(
             *(q, k, v, lambdas),
             norm_weight=weight,

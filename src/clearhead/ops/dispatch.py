@@ -126,16 +126,16 @@ def _resolved(names: str | None, *arguments: object) -> str:
 
 @cache
 def _chosen(names: str, *arguments: Any) -> str:
-    asked = request(*arguments)
-    choice = resolve(asked, names, self_test.failure)
+    wanted = request(*arguments)
+    choice = resolve(wanted, names, self_test.failure)
     refusals = "; ".join(f"not {name}: {reason}" for name, reason in choice.refusals.items())
     name = choice.name or "in two steps"
-    _log.info("attention on %s: %s%s", asked, name, f" ({refusals})" if refusals else "")
+    _log.info("attention on %s: %s%s", wanted, name, f" ({refusals})" if refusals else "")
     return choice.name
 
 
 def resolve(
-    asked: Request, names: str = "", failure: Callable[[Any, Request], str | None] | None = None
+    wanted: Request, names: str = "", failure: Callable[[Any, Request], str | None] | None = None
 ) -> Choice:
     """The first kernel that serves the request, of `names` if given; `failure` tests it on a GPU.
 
@@ -145,21 +145,21 @@ def resolve(
     refusals: dict[str, str] = {}
     for name in order or KERNELS:
         kernel = KERNELS[name]
-        if asked.kind not in kernel.kinds:
+        if wanted.kind not in kernel.kinds:
             if order:
                 break
             continue
-        if kernel.device not in (None, asked.device):
+        if kernel.device not in (None, wanted.device):
             if order:
                 refusals[name] = f"it runs on {kernel.device}"
             continue
-        reason = kernel.run.refuses(asked)
+        reason = kernel.run.refuses(wanted)
         if reason is None and kernel.device == "cuda" and failure is not None:
-            reason = failure(kernel.run, asked)
+            reason = failure(kernel.run, wanted)
         if reason is None:
             return Choice(name, refusals)
         refusals[name] = reason
-    if asked.kind != PLAIN:
+    if wanted.kind != PLAIN:
         return Choice("", refusals)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    raise ClearheadError(f"none of the kernels named serves {asked} ({reasons}): name tiles too")
+    raise ClearheadError(f"none of the kernels named serves {wanted} ({reasons}): name tiles too")

@@ -39,7 +39,7 @@ def named_groups(named: Sequence[Named], weight_decay: float) -> list[dict[str, 
     decaying = [(name, p) for name, p in named if name in decays]
     still = [(name, p) for name, p in named if name not in decays]
     groups = ((decaying, weight_decay), (still, 0.0))
-    return [{"params": found, "weight_decay": decay} for found, decay in groups if found]
+    return [{"params": weights, "weight_decay": decay} for weights, decay in groups if weights]
 
 
 def matched(name: str, patterns: Iterable[str]) -> bool:

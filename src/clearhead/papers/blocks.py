@@ -4,6 +4,7 @@ encoders the crammed BERT's on the most similar public text; PG-19 stands for La
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from clearhead.lab.configs import FinetuneJob
@@ -13,12 +14,16 @@ from clearhead.papers.study import BOOKS, COSMOPEDIA, TRAINED, Study, diagnose, 
 from clearhead.settings.train import FinetuneConfig
 
 PAPER = "arXiv 2311.01906"
-# Layers → rates.
 LOW, MIDDLE, HIGH = (1e-3, 2e-3, 4e-3), (2e-3, 4e-3, 8e-3), (4e-3, 8e-3, 1.6e-2)
 PRE_LN = {4: MIDDLE, 6: MIDDLE, 12: LOW, 24: LOW, 18: (1e-3,), 72: (1e-3,)}
 SAS = {4: HIGH, 6: HIGH, 12: MIDDLE, 24: MIDDLE, 18: (1e-3,), 72: (1e-3,)}
-NO_NORM = SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)}
-SKIPLESS = {6: LOW, 24: (5e-4, 1e-3, 2e-3), 18: (3e-4,), 72: (1e-4,)}
+# Preset → layers → rates.
+RATES = {
+    **dict.fromkeys(("transformer", "parallel"), PRE_LN),
+    **dict.fromkeys(("sas", "sas-p"), SAS),
+    "sas-p-nonorm": SAS | {24: (1e-3, 2e-3, 4e-3, 8e-3)},
+    "skipless": {6: LOW, 24: (5e-4, 1e-3, 2e-3), 18: (3e-4,), 72: (1e-4,)},
+}
 VALUES = {"values": "reparametrised", "projections": "reparametrised"}
 MATRICES: dict[str, Any] = {**VALUES, "value_gain": 0.2}
 ORTHOADAM = {"train.optimizer": "orthoadam"}
@@ -45,8 +50,8 @@ TABLES = {
         24: _table("small", 24, 256, 4_915_200, 2_048_000),
     },
     "paper": {
-        18: RUNS["codeparrot"].config.changed(label="18 layers", **MEASURED),
-        72: RUNS["codeparrot-72"].config.changed(label="72 layers", **MEASURED),
+        18: RUNS["codeparrot"].changed(label="18 layers", **MEASURED),
+        72: RUNS["codeparrot-72"].changed(label="72 layers", **MEASURED),
     },
 }
 DEEP = {
@@ -56,23 +61,24 @@ DEEP = {
 }
 
 
+def _arms(table: Study, layers: int, *presets: str, **changes: Any) -> Iterator[Study]:
+    """The arms of several presets, each at the rates of so many layers."""
+    return (table.arm(preset, *RATES[preset][layers], **changes) for preset in presets)
+
+
 @experiment(PAPER, published=True)
 def blocks(scale: str) -> Iterator[Study]:
     """Figures 3, 6 and 13: every block at the depths of a scale, variants of SAS at the smaller."""
     for layers, table in TABLES[scale].items():
-        yield table.arm("transformer", *PRE_LN[layers])
         # The interventions: parts of the block that are left out, put side by side or reweighed.
-        yield table.arm("parallel", *PRE_LN[layers])
-        yield table.arm("skipless", *SKIPLESS[layers])
-        yield table.arm("skipless", *SKIPLESS[layers], shaping="skipinit")
-        yield table.arm("sas", *SAS[layers])
-        yield table.arm("sas-p", *SAS[layers])
-        yield table.arm("sas-p-nonorm", *NO_NORM[layers])
+        yield from _arms(table, layers, "transformer", "parallel", "skipless")
+        yield from _arms(table, layers, "skipless", shaping="skipinit")
+        yield from _arms(table, layers, "sas", "sas-p", "sas-p-nonorm")
         if layers in (6, 18):
             for gain in (0.05, 0.3, 1.0):
-                yield table.arm("sas", *SAS[layers], mlp_gain=gain)
+                yield from _arms(table, layers, "sas", mlp_gain=gain)
             yield table.arm("sas", *PRE_LN[layers], **VALUES)
-            yield table.arm("sas", *SAS[layers], **MATRICES)
+            yield from _arms(table, layers, "sas", **MATRICES)
 
 
 @experiment(PAPER, published=True)
@@ -81,8 +87,7 @@ def depth(scale: str) -> Iterator[Study]:
     layers, short = next(iter(TABLES[scale].items()))
     long = short.changed(tokens=3 * short.train.tokens, label=f"{short.label} for longer")
     for place, table in (DEEP[scale], (layers, long)):
-        yield table.arm("transformer", *PRE_LN[place])
-        yield table.arm("sas-p", *SAS[place])  # the intervention
+        yield from _arms(table, place, "transformer", "sas-p")  # the intervention
 
 
 @experiment(PAPER)
@@ -98,37 +103,30 @@ def blocks_longer(scale: str) -> Iterator[Study]:
         many |= {"limit": 60_000_000, "vocabulary": 1024}
         tables[6] = _table("small", 6, 128, 26_214_400, 2_621_440, **many)
     for layers, table in tables.items():
-        yield table.arm("transformer", *PRE_LN[layers])
-        yield table.arm("sas", *SAS[layers])  # the intervention
+        yield from _arms(table, layers, "transformer", "sas")  # the intervention
 
 
 @experiment("arXiv 2410.17174")
 def outliers_deep(scale: str) -> Iterator[Study]:
-    """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers.
-
-    Norms have one gain, as OrthoAdam's argument needs. OrthoAdam's rotation is a parameter's own
-    (the paper's), and one for all axes of a size.
-    """
+    """AdamW and OrthoAdam × Pre-LN and SAS-P in 24 layers, where SAS-P grows outliers."""
     few = ("w6a6-coarse", "w4a4-coarse", "hadamard-w6a6-coarse", "hadamard-w4a4-coarse")
     schemes = ("w8a8-coarse", "w8a8-token", "w4-channel", "w3-channel")
     bits = quantize(scheme=schemes + few, length=128, tokens=32_768)
     table = TABLES["small"][24] if scale == "small" else DEEP["tiny"][1]
+    # OrthoAdam's argument needs norms of one gain.
     table = table.changed(norm="rmsnorm-single", label="deep outliers", questions={"bits": bits})
-    for preset, rates in (("transformer", PRE_LN[24]), ("sas-p", SAS[24])):
-        yield table.arm(preset, *rates)
-        yield table.arm(preset, *rates, **ORTHOADAM)  # the interventions
-        yield table.arm(preset, *rates, **ORTHOADAM, **{"train.rotation_share": "size"})
+    shared = ORTHOADAM | {"train.rotation_share": "size"}  # the paper's is a parameter's own
+    for preset, changes in product(("transformer", "sas-p"), ({}, ORTHOADAM, shared)):
+        yield from _arms(table, 24, preset, **changes)  # the interventions
     if scale == "small":  # SAS-P as it grew kurtosis 100: a gain for each channel
-        yield table.arm("sas-p", *SAS[24], norm="rmsnorm")
+        yield from _arms(table, 24, "sas-p", norm="rmsnorm")
 
 
 @experiment(PAPER)
 def blocks_books(scale: str) -> Iterator[Study]:
     """SAS and SAS-P against Pre-LN on books in place of code."""
     table = TABLES[scale][6].changed(data=(BOOKS,), limit=100_000_000, label="6 layers, books")
-    yield table.arm("transformer", *PRE_LN[6])
-    yield table.arm("sas", *SAS[6])  # the interventions
-    yield table.arm("sas-p", *SAS[6])
+    yield from _arms(table, 6, "transformer", "sas", "sas-p")  # the interventions
 
 
 @experiment(PAPER)
@@ -138,34 +136,28 @@ def blocks_scaling(scale: str) -> Iterator[Study]:
     for name, width in zip(("narrow", "middle", "wide"), widths, strict=True):
         tokens = least * width**2 // widths[0] ** 2
         table = _table(scale, 6, width, tokens, tokens // 4, label=f"{name}, {width}")
-        yield table.arm("transformer", *PRE_LN[6])
-        yield table.arm("sas-p", *SAS[6])  # the intervention
+        yield from _arms(table, 6, "transformer", "sas-p")  # the intervention
 
 
 @experiment(PAPER)
 def signal(scale: str) -> Iterator[Study]:
     """Similarity of two tokens after 24 layers with fresh weights."""
-    questions = {"signal": diagnose(length=128, windows=4)}
-    table = _STUDY.changed(layers=24, width=256, label="signal", questions=questions)
-    table = replace(table, seeds=tuple(range(5)))
+    table = _STUDY.changed(layers=24, width=256, label="signal", seeds=tuple(range(5)))
+    table = replace(table, questions={"signal": diagnose(length=128, windows=4)})
     yield table.arm("transformer", attention_skip="none")
-    for preset in ("transformer", "skipless", "sas", "sas-p"):  # the interventions
-        yield table.arm(preset)
+    yield from table.each(("transformer", "skipless", "sas", "sas-p"))  # the interventions
 
 
 @experiment(PAPER, published=True)
 def ratios(scale: str) -> Iterator[Study]:
-    """Blocks without and with the skip around attention, trained and at their start: figures 4, 22.
-
-    W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4; the start of
-    figure 22 is not published. β/α is measured from the weights alone: a little text suffices.
-    """
+    """Blocks without and with attention's skip, trained and at their start: figures 4 and 22."""
+    # W = α I + β ΔW in every layer, from β = 0.2 as in the authors' script of figure 4 (figure 22's
+    # is not published). β/α is measured from the weights alone: a little text suffices.
     layers, table = next(iter(TABLES[scale].items()))  # the least deep
     table = replace(table, questions={"ratios": diagnose(length=128, windows=4)})
     for label, trained in (("ratios", True), ("ratios at the start", False)):
-        for preset, rates in (("transformer", PRE_LN), ("sas", SAS)):  # the intervention
-            one = table.arm(preset, *rates[layers] * trained, **MATRICES)
-            yield replace(one, label=label)
+        for one in _arms(replace(table, label=label), layers, "transformer", "sas", **MATRICES):
+            yield one if trained else replace(one, tries=())  # the intervention
 
 
 @experiment(PAPER, published=True)
@@ -176,8 +168,7 @@ def encoders(scale: str) -> Iterator[Study]:
     table = ENCODERS[scale]
     baseline, simplified = ((1e-3,), (3e-3,)) if scale == "paper" else (LOW, LOW)
     yield table.arm("bert", *baseline)
-    yield table.arm("bert-sas", *simplified)  # the interventions: neither skips nor values,
-    yield table.arm("bert-sas-p", *simplified)  # and both halves of a block side by side
+    yield from table.each(("bert-sas", "bert-sas-p"), *simplified)  # the interventions
     if scale != "paper":  # of CoCA: its authors train no encoder
         table = replace(table, questions={})
         yield table.arm("bert", *baseline, position="rope")
@@ -190,7 +181,7 @@ def _tasks(*tasks: str, rate: float = 1e-3, epochs: int = 5) -> dict[str, Finetu
 
 
 # fmt: off
-_BERT = RUNS["crammed"].config.changed(seeds=(0, 1, 2), label="encoders")
+_BERT = RUNS["crammed"].changed(seeds=(0, 1, 2), label="encoders")
 # The crammed recipe in steps of one batch.
 _SHORT = Study(label="encoders", train=_BERT.train).changed(
     accumulation=1, ramp=0.0, compile="none", save_every=0)

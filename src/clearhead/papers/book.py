@@ -28,11 +28,9 @@ def markdown(sources: Mapping[str, Records]) -> list[str]:
     """The book as lines: repairs, a line a claim, then every comparison by record."""
     rows = judged(sources)
     environment = Environment(
-        loader=PackageLoader("clearhead.papers", "."),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("clearhead.papers", "."), undefined=StrictUndefined
     )
+    environment.trim_blocks = environment.lstrip_blocks = True
     text = environment.get_template("book.md").render(
         rows=rows,
         worth=lambda repairs: [*_worth(rows, repairs)],
@@ -45,8 +43,7 @@ def markdown(sources: Mapping[str, Records]) -> list[str]:
 
 
 def _worth(rows: Iterable[Judged], repairs: Iterable[Sequence[Any]]) -> Iterator[Sequence[str]]:
-    """The table of repairs. A repair is a name, its changes, and words, claim and index of the
-    comparisons of its price and of its gain."""
+    """The table of repairs: a name, its changes, and (words, claim, index) of price and gain."""
     comparisons = {claim.name: ones for claim, ones, _ in rows}
     for name, changes, *places in repairs:
         costs, buys = ones = [comparisons[claim][place] for _, claim, place in places]
@@ -67,14 +64,12 @@ def worth(costs: Judgement, buys: Judgement) -> str:
 
 
 def _summary(row: Judged) -> Sequence[str]:
-    """The line of a claim, with the comparison of the smallest p-value of those that make the
-    verdict what it is."""
+    """The line of a claim, with the comparison of smallest p-value that has its verdict."""
     claim, ones, verdict = row
     telling = _uncounted(ones)
     if measured := [(one, one.difference) for one in ones if one.difference is not None]:
         deciding = [(one, x) for one, x in measured if one.verdict is verdict] or measured
-        p_values = [2.0 if x.p is None else x.p for _, x in deciding]
-        one, difference = deciding[p_values.index(min(p_values))]
+        one, difference = min(deciding, key=lambda pair: 2.0 if pair[1].p is None else pair[1].p)
         parts = [f"{one.contrast.words}: {_difference(difference)}", *_remarks(one)]
         parts += [f"{len(one.counted)} records"] * (len(one.counted) > 1)
         telling = ", ".join(parts)
@@ -89,8 +84,7 @@ def _uncounted(ones: Iterable[Pooled]) -> str:
 
 
 def _rows(ones: Iterable[Pooled]) -> Iterator[Sequence[str]]:
-    """A line for each comparison over all records, and below it one for each record, with the
-    reason why it does not count or its p-value."""
+    """A line for each comparison, and one for each record: its p, or why it does not count."""
     for row in ones:
         words, verdict = row.contrast.words, ", ".join((row.verdict, *_remarks(row)))
         if len(row.outcomes) == 1 and row.counted:
@@ -108,8 +102,7 @@ def _rows(ones: Iterable[Pooled]) -> Iterator[Sequence[str]]:
 
 
 def _numbers(one: Outcome) -> Sequence[str]:
-    """The record, both numbers with their spread, marked where a better learning rate may be had,
-    and the difference."""
+    """A record's name, its two numbers, marked if their rate is at an edge, and the difference."""
     means = [
         style.with_spread(side.mean, side.deviation or None) + f" {EDGE}" * at_edge
         for side, at_edge in zip((one.ours, one.theirs), one.at_edge, strict=True)

@@ -1,15 +1,12 @@
 """The papers' claims, each with its published numbers, and verdicts on them from records.
 
-Comparable records of one contrast are taken together by Stouffer's method: each record's test gives
-a z, weighted by the square root of its runs. The interval holds every difference that the pooled
-test does not reject.
+A contrast's records, of n_i runs each, are pooled by Stouffer's method: z = Σ √n_i z_i / √Σ n_i.
+The interval holds every difference that the pooled test does not reject.
 """
 
-import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clearhead.papers import blocks, coca, differential, ours, softmax1
 from clearhead.papers.contrasts import Claim, Contrast, Judgement, Outcome, judge
@@ -18,8 +15,7 @@ from clearhead.report.statistics import LEVEL, Difference, threshold_of
 
 PAPERS = (differential, coca, blocks, softmax1, ours)
 CLAIMS: tuple[Claim, ...] = tuple(claim for paper in PAPERS for claim in paper.CLAIMS)
-"""All claims, in the order of the book. Arms have the names of `clearhead reproduce`, then those of
-the committed records."""
+"""All claims, in the order of the book."""
 _Z = 1.959963984540054
 
 
@@ -41,10 +37,9 @@ class Pooled:
 
     def judgement(self, threshold: float) -> Judgement:
         """The verdict where `threshold` is the largest p that holds in the book."""
-        if self.contrast.counted and self.counted:  # no chance in it: all records must agree
-            verdicts = {judge(self.contrast, one.difference, threshold) for one in self.counted}
-            return verdicts.pop() if len(verdicts) == 1 else Judgement.DOES_NOT_HOLD
-        return judge(self.contrast, self.difference, threshold)
+        # Where numbers are counted, without chance, all records must agree.
+        ones = tuple(one.difference for one in self.counted) if self.contrast.counted else ()
+        return verdict_of([judge(self.contrast, x, threshold) for x in ones or (self.difference,)])
 
 
 def pool(contrast: Contrast, sources: Mapping[str, Records]) -> Pooled:
@@ -66,25 +61,25 @@ def pool(contrast: Contrast, sources: Mapping[str, Records]) -> Pooled:
 
 def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, float]:
     """The difference of all records together, and Cochran's p-value."""
+    import numpy as np
     from scipy.optimize import brentq
     from scipy.stats import chi2, norm
 
-    weights = [math.sqrt(one.weight) for one in outcomes]
+    weights = np.sqrt([one.weight for one in outcomes])
+    weights /= np.linalg.norm(weights)
 
-    def scores(against: float) -> list[float]:
-        tests = (test for one in outcomes if (test := one.test(against)) is not None)
-        tails = ((max(one.p or 1e-300, 1e-300) / 2, one.mean - against) for one in tests)
-        return [math.copysign(norm.isf(tail), apart) for tail, apart in tails]
+    def scores(against: float) -> Any:
+        tests = [test for one in outcomes if (test := one.test(against)) is not None]
+        tails = norm.isf([max(one.p or 0.0, 1e-300) / 2 for one in tests])
+        return np.copysign(tails, [one.mean - against for one in tests])
 
     def z(against: float, less: float = 0.0) -> float:
-        weighted = map(operator.mul, weights, scores(against))
-        return math.fsum(weighted) / math.hypot(*weights) - less
+        return float(weights @ scores(against)) - less
 
     means = [one.difference.mean for one in outcomes]
     reach = max(one.difference.decidable or 0.0 for one in outcomes) + 1e-12
     low, high = min(means) - 2 * reach, max(means) + 2 * reach
     middle, start, end = (brentq(z, low, high, (one,), xtol=1e-12) for one in (0.0, _Z, -_Z))
-    q = math.fsum(one**2 for one in scores(middle))
     difference = Difference(
         mean=middle,
         interval=(start, end),
@@ -92,7 +87,7 @@ def _pooled(outcomes: Sequence[Outcome], bound: float) -> tuple[Difference, floa
         against=bound,
         compared=frozenset(one.difference.compared for one in outcomes),
     )
-    return difference, float(chi2.sf(q, len(outcomes) - 1))
+    return difference, float(chi2.sf(np.sum(scores(middle) ** 2), len(outcomes) - 1))
 
 
 class Judged(NamedTuple):
@@ -110,8 +105,7 @@ def threshold_over(rows: Iterable[Sequence[Pooled]]) -> float:
 
 
 def judged(sources: Mapping[str, Records]) -> list[Judged]:
-    """Every claim with its comparisons, each over all records, and its verdict, at a false
-    discovery rate of 5 % over all comparisons of the book (Benjamini-Hochberg)."""
+    """Every claim with its verdict, at a false discovery rate of 5 % (Benjamini-Hochberg)."""
     rows = [[pool(one, sources) for one in claim.contrasts] for claim in CLAIMS]
     threshold = threshold_over(rows)
     found = []
@@ -122,8 +116,7 @@ def judged(sources: Mapping[str, Records]) -> list[Judged]:
 
 
 def verdict_of(verdicts: Sequence[Judgement]) -> Judgement:
-    """The verdict of a claim: it holds where all its comparisons do, does not where one is decided
-    the other way, and is untested where no record counts for any of them."""
+    """The verdict of a claim: that of its comparisons where they agree, or that one fails."""
     if Judgement.DOES_NOT_HOLD in verdicts:
         return Judgement.DOES_NOT_HOLD
     (one, *others) = {*verdicts}

@@ -7,17 +7,7 @@ from functools import partial
 from typing import Any
 
 from clearhead.lab.sweep_configs import PlanConfig
-from clearhead.papers.contrasts import (
-    Claim,
-    Contrast,
-    Gate,
-    Reading,
-    higher,
-    lower,
-    no_worse,
-    number,
-    ratio,
-)
+from clearhead.papers.contrasts import Claim, Contrast, Gate, higher, lower, no_worse, number, ratio
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import BOOKS, Study, diagnose, evaluate, experiment
 from clearhead.settings.data import DataConfig
@@ -30,7 +20,6 @@ RATES = {"tiny": (1.5e-3,), "small": (1.5e-3, 3e-3, 6e-3), "paper": (1e-4,)}
 EVERY = (0.0, 0.25, 0.5, 0.75, 1.0)  # depths
 ENDS = EVERY[::2]
 LONG: dict[str, Any] = {"lengths": (512, 1024, 2048, 4096, 8192), "batch_tokens": 131_072}
-READ: dict[str, Any] = {"lengths": (128, 256, 512, 1024, 2048), "batch_tokens": 131_072}
 HELD_OUT: dict[str, Any] = {"data": DataConfig(data=(f"{BOOKS}#test",)), "split": "all"}
 
 
@@ -60,8 +49,7 @@ def memory(scale: str) -> Iterator[Study]:
         table = Study(label=f"{layers} layers, {width} wide", seeds=(0,))
         shape = {"layers": layers, "width": width, "heads": heads}
         table = table.changed(**shape, questions={"memory": PlanConfig(lengths=lengths)})
-        for preset in ("transformer", "coca", "coca-strict", "coca-slack"):  # the intervention
-            yield table.arm(preset)
+        yield from table.each(("transformer", "coca", "coca-strict", "coca-slack"))  # interventions
 
 
 @experiment(PAPER)
@@ -83,7 +71,7 @@ def _questions(scale: str, scaled: bool) -> dict[str, Any]:
     questions = {
         "tiny": {"scaled": ask(
             tasks=("perplexity", "passkey"), tokens=24_576, perplexity={"document_tokens": 4096},
-            passkey=passkeys, **READ)},
+            passkey=passkeys, lengths=(128, 256, 512, 1024, 2048), batch_tokens=131_072)},
         "small": {
             "scaled": ask(
                 tasks=("perplexity",), tokens=24_576, perplexity={"document_tokens": 4096},
@@ -126,7 +114,7 @@ TABLES = {
         label="long context", layers=6, width=384, heads=6, initializer_range=384**-0.5, length=512,
         tokens=41_000_000, batch_size=32, sweep_tokens=8_000_000,
         data=(BOOKS, VARIED, *OTHERS), limit=100_000_000),
-    "paper": RUNS["coca-350m"].config.changed(label="long context"),
+    "paper": RUNS["coca-350m"].changed(label="long context"),
 }
 ALONE = {
     "tiny": _STUDY.changed(
@@ -153,30 +141,24 @@ EXACT, SLACK, BASE = "coca", "coca-slack", "transformer"
 _NTK: dict[str, Any] = {"scaling": "dynamic"}
 PERPLEXITY = partial(number, "perplexity", task="perplexity")
 _PASSKEYS = partial(number, "accuracy", task="passkey")
+WITHIN = {"times": 1}  # the training length
 # Of passkeys alone: a length at which all keys are found, and others beyond all documents.
 FAR = (("passkeys alone", 96, (384, 1536)), ("passkeys of 512", 512, (2048, 8192)))
 
 
-def passkeys(words: str, arm: str, times: int, **at: Any) -> Contrast:
-    """Passkeys beyond the training length, of models that find them within it."""
-    return _found(words, arm, _PASSKEYS(times=times, **at), _PASSKEYS(times=1, **at))
+def passkeys(words: str, arm: str, far: Any, near: Any = WITHIN, **at: Any) -> Contrast:
+    """Passkeys at a length `far` beyond that of training, of models that find them at `near`."""
+    short, named = _PASSKEYS(**near, **at), "within the training length"
+    gates = (Gate(short.of(one), 0.95, f"accuracy of {one} {named}") for one in (arm, BASE))
+    return higher(words, _PASSKEYS(**far, **at), arm, BASE, *gates)
 
 
 def passkeys_beyond(arm: str, name: str, records: Any = FAR) -> Iterator[Contrast]:
     """Passkeys alone beyond the longest document, of models that find all in short texts."""
     for label, near, lengths in records:
-        read = partial(_PASSKEYS, scaling="none", label=label)
-        for one in lengths:
-            words = f"{label} in {one:,} tokens, {name}"
-            yield _found(words, arm, read(length=one), read(length=near))
-
-
-def _found(words: str, arm: str, far: Reading, near: Reading) -> Contrast:
-    within = (
-        Gate(near.of(one), 0.95, f"accuracy of {one} within the training length")
-        for one in (arm, BASE)
-    )
-    return higher(words, far, arm, BASE, *within)
+        for far in lengths:
+            words, at = f"{label} in {far:,} tokens, {name}", {"scaling": "none", "label": label}
+            yield passkeys(words, arm, {"length": far}, {"length": near}, **at)
 
 
 def _factors(form: str, arm: str) -> Contrast:
@@ -203,8 +185,9 @@ CLAIMS = (
                 ("exact, unscaled", EXACT, 8, {"scaling": "none"}))), also=("coca/figure7",)),
     Claim("coca/table2", "CoCA finds passkeys far beyond the training length.",
         "0.50 against 0.41 at 16 ×, both with NTK", "long-context",
-        (passkeys("passkeys at 16 ×, the authors' form, NTK 4", SLACK, 16, **_NTK, factor=4.0),
-        passkeys("passkeys at 4 ×, exact, unscaled", EXACT, 4, scaling="none")),
+        (passkeys("passkeys at 16 ×, the authors' form, NTK 4", SLACK, {"times": 16}, **_NTK,
+            factor=4.0),
+        passkeys("passkeys at 4 ×, exact, unscaled", EXACT, {"times": 4}, scaling="none")),
         also=("coca/figure5", "coca/figure8")),
     Claim("coca/passkeys",
         "Ours: where only distance is new, CoCA finds passkeys further than RoPE.",

@@ -1,7 +1,6 @@
 """Claims as comparisons of two arms' numbers, and the verdict of each record on them."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,19 +15,16 @@ from clearhead.report.statistics import LEVEL, Difference, Summary, Verdict, hol
 
 OF_RATE = ("kurtosis", "kurtosis_rotated", "largest_activation")
 """Measures that grow with the learning rate, whatever the architecture."""
+# Patterns of an arm's name, new records' first and then committed ones': that with numbers counts.
 Patterns = str | tuple[str, ...]
-"""Patterns of an arm's name, in order of preference: the first with numbers counts (committed
-records have other names than new ones)."""
 Rows = list[tuple[Run, list[Measure]]]
-"""Runs, each with its measures of a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A number of every run of an arm: the mean of all measures that match, over all arms of the
-    pattern, so that the main effects of a factorial are contrasts. `times` is the length of the
-    text in training lengths, `label` a pattern; `minus` is subtracted within each seed, to leave
-    the `distance` if that is asked."""
+    """A number of every run of an arm, or of all arms of a pattern (a factorial's main effect): the
+    mean of all measures that match. `times` is the length of the text in training lengths, `label`
+    a pattern; `minus` is subtracted within each seed, for a `distance` without its sign."""
 
     arm: tuple[str, ...] = ()
     metric: str
@@ -62,12 +58,9 @@ class Reading:
         return fmean(by_seed(values)) if values else None
 
     def _measures(self, run: Run) -> list[Measure]:
-        """The final measures of a run, without milestones of its training and missing values.
-
-        What a task measured aside is of another text, so it counts only where there is no other; so
-        do windows that open documents, unless the reading names `at`. Of several maps the last
-        counts, which multiplies the values.
-        """
+        """The final measures of a run; of several maps the last, which multiplies the values. What
+        a task measured aside, on another text, counts only where there is no other; so do windows
+        that open documents, unless the reading names `at`."""
         at = {"step": None, **self.at}
         if self.times is not None:
             at["length"] = round(self.times * (run.sequence_length or -1))
@@ -81,18 +74,16 @@ class Reading:
 
 
 def measures(*sides: tuple[Reading, Sequence[Run]], apart: Collection[str] = ()) -> list[Found]:
-    """{seed: measures} of each reading in the runs of a label, at the places that all runs of all
-    have (but for the dimensions `apart`), less the numbers subtracted."""
+    """{seed: measures} of each reading, less the numbers subtracted, at the places that all runs of
+    all readings have (but for the dimensions `apart`)."""
 
     def key(one: Measure) -> Key:
         metric, dimensions = one.key
         return metric, frozenset(item for item in dimensions if item[0] not in apart)
 
     rows = [[part.rows(runs) for part in reading.parts] for reading, runs in sides]
-    places: dict[int, set[Key]] = defaultdict(set)
-    for run, ones in (row for side in rows for part in side for row in part):
-        places[id(run)].update(map(key, ones))
-    shared = set.intersection(*places.values()) if places else set()
+    places = [{*map(key, ones)} for side in rows for part in side for _, ones in part]
+    shared = set.intersection(*places) if places else set()
 
     def at_shared(rows: Rows) -> Found:
         """Rows of the seeds that have all of the pattern's arms: other means would not compare."""
@@ -138,14 +129,10 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """One comparison that a claim makes: a number of one arm against that of another, read under
-    the same label unless it names one.
-
-    It is `claimed` to be "lower" or "higher", with a `margin` by at most so much on the other side.
-    A `relative` one, and its margin, are shares of the mean of theirs; of a `counted` one both
-    numbers are the same in every run; of a `blocked` one both are means over the arms of a
-    factorial, compared within each seed. Two optimizers may have `own_rates`.
-    """
+    """A number of one arm, `claimed` to be "lower" or "higher" than that of another, or with a
+    `margin` by at most so much on the other side. A `relative` difference, and its margin, are
+    shares of the mean of theirs; `counted` numbers are the same in every run; `blocked` ones, means
+    over the arms of a factorial, are compared within each seed. Optimizers may have `own_rates`."""
 
     words: str
     ours: Reading
@@ -163,25 +150,17 @@ class Contrast:
         """The difference beyond which the claim fails: 0, or the margin that it allows."""
         return (self.margin or 0.0) * (1 if self.claimed == "lower" else -1)
 
-    @property
-    def arms(self) -> set[str]:
-        """Patterns of all arms that it reads."""
-        readings = (self.ours, self.theirs, *(gate.reading for gate in self.gates))
-        return {name for one in readings for part in one.parts for name in part.arm}
-
     def outcomes(self, sources: Mapping[str, Records]) -> "Iterator[Outcome]":
-        """The difference in each source and under each label where both arms have a number. They
-        may differ in the map, a length in training lengths, and where their readings differ."""
+        """The difference in each source and under each label where both arms have a number; places
+        may differ in the map, in a length by `times`, and in what the readings name differently."""
         ats = [part.at for one in (self.ours, self.theirs) for part in one.parts]
         apart = {name for at in ats for name in at if len({one.get(name) for one in ats}) > 1}
         apart |= {"map"} if self.ours.times is None else {"map", "length"}
         for source, records in sources.items():
             runs = {label: records.labelled(label).runs for label in records.labels()}
             for label in runs:
-                labels = (label,) if self.theirs.label == self.ours.label else tuple(runs)
-                other = next((one for one in labels if self.theirs.rows(runs[one])), None)
-                if other is None or not self.ours.rows(runs[label]):
-                    continue
+                labels = [label] if self.theirs.label == self.ours.label else runs
+                other = next((one for one in labels if self.theirs.rows(runs[one])), label)
                 sides = (self.ours, runs[label]), (self.theirs, runs[other])
                 mine, others = measures(*sides, apart=apart)
                 test = partial(_test, self, mine, others)
@@ -219,8 +198,7 @@ class Contrast:
 
 
 def _has_learnt(reading: Reading, runs: Sequence[Run]) -> bool:
-    """True if the mean perplexity at the training length, that goes with a loss or perplexity
-    anywhere, is below √vocabulary, or is not known."""
+    """False of losses and perplexities where that at the training length is √vocabulary or more."""
     metric = "loss" if reading.metric.startswith("ar_hit") else reading.metric
     if not metric.endswith(("loss", "perplexity")) or metric.startswith("added"):
         return True
@@ -249,9 +227,8 @@ def _test(contrast: Contrast, ours: Found, theirs: Found, against: float) -> Dif
 
 @dataclass(frozen=True)
 class Outcome:
-    """A contrast in the records of one source, a file or an experiment, under one label: tested by
-    `test` against any number; `missing` is the reason why it is not counted, `at_edge` says of each
-    side whether the learning rate of some run may not be the best."""
+    """A contrast in the records of one source under one label, tested against any number by `test`;
+    `missing`: why it is not counted, `at_edge`: whether some run of a side is at a sweep's edge."""
 
     contrast: Contrast
     source: str
@@ -269,8 +246,7 @@ class Outcome:
 
 
 def judge(contrast: Contrast, difference: Difference | None, threshold: float) -> Judgement:
-    """The verdict of a difference on what a contrast claims, where `threshold` is the largest p
-    that holds in the book; untested without a difference."""
+    """The verdict of a difference, where `threshold` is the largest p that holds in the book."""
     if difference is None:
         return Judgement.UNTESTED
     upward = contrast.claimed == "higher"
@@ -286,16 +262,15 @@ def judge(contrast: Contrast, difference: Difference | None, threshold: float) -
 
 @dataclass(frozen=True)
 class Claim:
-    """A table, figure or sentence of a paper, by the name FAMILY/PLACE, such as diff/table2, with
-    other places that show the same (`also`), its numbers there ("" of a claim of ours) and the
-    experiment that decides it. One `by_construction` follows from the formulas."""
+    """A statement of a paper at FAMILY/PLACE, such as diff/table2, with its numbers there ("" if it
+    is ours) and the experiment that decides it; one `by_construction` follows from formulas."""
 
     name: str
     says: str
     published: str
     study: str
     contrasts: tuple[Contrast, ...]
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # other places that show the same
     by_construction: bool = False
 
     @property
@@ -310,7 +285,9 @@ class Claim:
     @property
     def arms(self) -> set[str]:
         """Patterns of all arms that it reads."""
-        return {name for one in self.contrasts for name in one.arms}
+        sides = [side for one in self.contrasts for side in (one.ours, one.theirs)]
+        gates = [gate.reading for one in self.contrasts for gate in one.gates]
+        return {name for one in sides + gates for part in one.parts for name in part.arm}
 
 
 def number(metric: str, *, times: float | None = None, label: str = "*", **at: Any) -> Reading:
@@ -319,21 +296,15 @@ def number(metric: str, *, times: float | None = None, label: str = "*", **at: A
 
 
 LOSS = number("loss", times=1)
+Side = Patterns | Reading  # of a comparison: an arm, or a number of its own
 
 
 def lower(
-    words: str,
-    what: Reading,
-    arm: Patterns | Reading,
-    than: Patterns | Reading,
-    *gates: Gate,
-    least: float | None = None,
-    **options: Any,
+    words: str, what: Reading, arm: Side, than: Side, *gates: Gate, least: float = 0, **options: Any
 ) -> Contrast:
-    """The number of `arm` is lower than that of `than`, which is at least `least`, a defect; either
-    may be a number of its own."""
+    """The number of `arm` is lower than that of `than`, which is a defect from `least` on."""
     ours, theirs = (one if isinstance(one, Reading) else what.of(one) for one in (arm, than))
-    if least is not None:
+    if least:
         gates += (Gate(theirs, least, "the number compared with"),)
     return Contrast(words=words, ours=ours, theirs=theirs, gates=gates, **options)
 
@@ -349,8 +320,7 @@ def no_worse(*given: Any, by: float = 0.0, better: str = "lower", **options: Any
 def ratio(
     *given: Any, at_most: float | None = None, at_least: float | None = None, **options: Any
 ) -> Contrast:
-    """The number of `arm` as a share of that of `than`: above 1, unless another bound or "lower" is
-    `claimed`."""
+    """The number of `arm` as a share of that of `than`: above 1, or within another bound."""
     if at_most is not None:
         options |= {"claimed": "lower", "margin": at_most - 1}
     if at_least is not None:

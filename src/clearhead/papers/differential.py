@@ -1,6 +1,5 @@
-"""Differential attention: arXiv 2410.05258, and V2. Of the 8 heads that its authors advise, those
-of `tiny` have two maps 12 wide and those of `small` 64; `paper` is the 1.4B model of table 6, of
-`abilities` the 3B one, on other text."""
+"""Differential attention: arXiv 2410.05258, and V2. The 8 heads' maps are 12 wide at `tiny`, 64 at
+`small`; `paper` is the 1.4B model of table 6, in `abilities` the 3B one, on other text."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +29,7 @@ WIDTHS = {"tiny": (64, 128, 192), "small": (256, 512, 1024)}
 TABLES = {
     "tiny": BY_WIDTH["tiny"],
     "small": BY_WIDTH["small"].changed(intermediate_size=1728),
-    "paper": RUNS["diff-1.4b"].config,
+    "paper": RUNS["diff-1.4b"],
 }
 RATES = {"tiny": (1.5e-3, 3e-3), "small": (1e-3, 2e-3), "paper": (1.5e-4,)}
 # Table 1's tasks of lm-eval. Left out at `tiny`: OpenBookQA states no licence, and some of PIQA's
@@ -56,9 +55,8 @@ def differential(scale: str) -> Iterator[Study]:
         "logits": diagnose(length=length),  # of table 5; training does not measure the largest
     }
     table = replace(TABLES[scale], label="differential", questions=questions)
-    yield table.arm("transformer", *RATES[scale])
-    yield table.arm("differential", *RATES[scale])  # the interventions: two maps, subtracted
-    yield table.arm("differential-v2", *RATES[scale])
+    # The interventions: two maps, subtracted.
+    yield from table.each(("transformer", "differential", "differential-v2"), *RATES[scale])
 
 
 @experiment(PAPER, published=True)
@@ -80,7 +78,7 @@ def abilities(scale: str) -> Iterator[Study]:
     """V1 against one map: lm-eval's tasks (`tiny` reads the first questions of each), many-shot
     classification, summaries. Models of `tiny` and `small` guess."""
     tiny, rates = scale == "tiny", (3.2e-4,) if scale == "paper" else RATES[scale]
-    table = RUNS["diff-3b"].config if scale == "paper" else TABLES[scale]
+    table = RUNS["diff-3b"] if scale == "paper" else TABLES[scale]
     length = table.train.sequence_length
     shots = {"data": f"{BANKING}#train", "test": f"{BANKING}#test"}
     answers = evaluate(
@@ -94,8 +92,7 @@ def abilities(scale: str) -> Iterator[Study]:
     documents = evaluate(tasks=("hallucination",), lengths=(length,), hallucination=summaries)
     questions = {"answers": answers, "documents": documents}
     table = replace(table, label="abilities", questions=questions)
-    yield table.arm("transformer", *rates)
-    yield table.arm("differential", *rates)  # the intervention
+    yield from table.each(("transformer", "differential"), *rates)  # the intervention
 
 
 @experiment(PAPER)
@@ -105,8 +102,7 @@ def differential_scaling(scale: str) -> Iterator[Study]:
     for width in WIDTHS[scale]:
         tokens = whole.train.tokens * width**2 // largest**2
         table = whole.changed(label=f"width {width}", tokens=tokens, width=width)
-        for preset in ("transformer", "differential"):  # the intervention
-            yield table.arm(preset, *RATES[scale])
+        yield from table.each(("transformer", "differential"), *RATES[scale])  # the intervention
 
 
 @experiment(f"{PAPER}, arXiv 2311.01906")
@@ -123,9 +119,8 @@ def speed(scale: str) -> Iterator[Study]:
             compile="blocks", log_every=4),
     }[scale]
     # fmt: on
-    yield table.arm("transformer", 1e-3)
-    for preset in ("differential", "differential-v2", "sas", "sas-p", "clearhead"):
-        yield table.arm(preset, 1e-3)  # the intervention
+    interventions = ("differential", "differential-v2", "sas", "sas-p", "clearhead")
+    yield from table.each(("transformer", *interventions), 1e-3)
 
 
 # The claims

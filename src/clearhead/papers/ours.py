@@ -74,11 +74,9 @@ TOGETHER_RATES = {"tiny": (3e-3, 6e-3), "small": (1e-3, 2e-3)}
 
 @experiment("ours")
 def together(scale: str) -> Iterator[Study]:
-    """A fractional factorial: every repair with and without each of the others, at equal tokens.
-
-    Resolution IV: position = maps × normalizer × block, gate = normalizer × block × optimizer.
-    """
+    """A fractional factorial: every repair with and without each of the others, at equal tokens."""
     for maps, normalizer, block, optimizer in product((False, True), repeat=4):
+        # Resolution IV, by these generators.
         position, gate = maps ^ normalizer ^ block, normalizer ^ block ^ optimizer
         yield TOGETHER[scale].arm(
             "sas-p" if block else "transformer",
@@ -97,8 +95,7 @@ def together(scale: str) -> Iterator[Study]:
 def composition(scale: str) -> Iterator[Study]:
     """The composition that `together` chose and the baseline, under seeds that did not choose."""
     table = replace(TOGETHER[scale], seeds=(3, 4, 5), label="composition")
-    for preset in ("transformer", "clearhead"):  # the intervention
-        yield table.arm(preset, *TOGETHER_RATES[scale])
+    yield from table.each(("transformer", "clearhead"), *TOGETHER_RATES[scale])  # the intervention
 
 
 @experiment("ours")
@@ -216,7 +213,7 @@ CLAIMS = (
             by=0.5),
         lower(_WIDE, _BEYOND, "pope", BASE),
         lower(f"{_WIDE}, against exact CoCA", _BEYOND, "pope", "coca"),
-        passkeys("passkeys at 16 ×", "pope", 16, scaling="none"))),
+        passkeys("passkeys at 16 ×", "pope", {"times": 16}, scaling="none"))),
     Claim("position/passkeys",
         "Where only distance is new, ALiBi and PoPE find passkeys further than RoPE.",
         "", "passkeys-alone",

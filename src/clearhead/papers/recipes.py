@@ -3,40 +3,22 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from shlex import join
-from typing import Any, NamedTuple
+from typing import Any
 
 from clearhead.papers.study import Study
 from clearhead.settings.train import TrainConfig
 
-
-class PublishedRun(NamedTuple):
-    """A training run of a paper as a comparison of its presets, with the parameters it names, rates
-    of single presets, and the size whose checkpoint it goes on from."""
-
-    paper: str
-    parameters: str
-    config: Study
-    rates: Mapping[str, float]
-    continues: str
+RUNS: dict[str, Study] = {}
+"""{size: a training run of a paper as a comparison of its presets}; the label names both."""
+RATES = {"bert-sas": 3e-3, "bert-sas-p": 3e-3}  # of presets that have their own
 
 
-RUNS: dict[str, PublishedRun] = {}
-"""{size: run}."""
-
-
-def _add(
-    paper: str,
-    sizes: Mapping[str, str],
-    *presets: str,
-    rates: Mapping[str, float] | None = None,
-    continues: str = "",
-    **settings: Any,
-) -> None:
+def _add(paper: str, sizes: Mapping[str, str], *presets: str, **settings: Any) -> None:
     """Add the runs of a recipe: {size: parameters}, and settings by their names in `changed`."""
     for size, parameters in sizes.items():
         train = TrainConfig(compile="blocks", log_every=20)
-        study = Study(presets=presets, size=size, seeds=(0,), train=train).changed(**settings)
-        RUNS[size] = PublishedRun(paper, parameters, study, rates or {}, continues)
+        study = Study(presets=presets, size=size, seeds=(0,), train=train)
+        RUNS[size] = study.changed(label=f"{parameters} of {paper}", **settings)
 
 
 # fmt: off
@@ -57,7 +39,7 @@ _add("arXiv 2410.05258", {"diff-3b": "3B"}, *_DIFF, data=_SLIMPAJAMA, tokenizer=
     tokens=350_000_000_000, sequence_length=4096, batch_size=4, accumulation=256,
     learning_rate=3.2e-4, betas=(0.9, 0.95), weight_decay=0.1, schedule="linear",
     warmup=0.011983797905232126, final_learning_rate=0.04, save_every=1000)
-_add("arXiv 2410.05258", {"diff-3b-64k": "3B"}, *_DIFF, continues="diff-3b", data=_SLIMPAJAMA,
+_add("arXiv 2410.05258", {"diff-3b-64k": "3B (from diff-3b)"}, *_DIFF, data=_SLIMPAJAMA,
     tokenizer="Xenova/gpt-4", tokens=1_500_000_000, sequence_length=65_536, batch_size=1,
     accumulation=64, learning_rate=8e-5, betas=(0.9, 0.95), weight_decay=0.1, schedule="constant",
     warmup=0.0, final_learning_rate=0.04, save_every=100)
@@ -77,8 +59,8 @@ for _sizes, _tokens in (
         schedule="linear", warmup=0.05, final_learning_rate=0, save_every=1000)
 # Its appendix D.2; weight decay is SAS's 0.1.
 _add("arXiv 2311.01906", {"crammed": "120M"}, "bert", "bert-sas", "bert-sas-p",
-    rates={"bert-sas": 3e-3, "bert-sas-p": 3e-3}, data=_PILE, vocabulary=32_768,
-    tokens=5_000_000_000, sequence_length=128, batch_size=64, accumulation=128, ramp=0.6,
+    data=_PILE, vocabulary=32_768, tokens=5_000_000_000,
+    sequence_length=128, batch_size=64, accumulation=128, ramp=0.6,
     schedule="triangle", warmup=0.75, final_learning_rate=0, betas=(0.9, 0.98), epsilon=1e-12,
     clip=0.5, save_every=200)
 # arXiv 2410.17174 by GaLore's steps and batch (arXiv 2403.03507), which has the data, length and
@@ -102,21 +84,16 @@ def commands() -> Iterator[str]:
     """Each run in a line, and the commands that train its arms."""
     from clearhead.models import plan, preset
 
-    for name, run in RUNS.items():
-        config, arm = run.config, run.config.arms[0]
-        count = plan(preset(arm.preset, config.size, **arm.model)).parameters
-        more = f"; goes on from {run.continues}" if run.continues else ""
-        yield (
-            f"# {name}: {run.parameters} of {run.paper}; {count:,} parameters, "
-            f"{config.train.tokens:,} tokens{more}"
-        )
-        for arm in config.arms:
-            words = ["clearhead", "train", arm.preset, "--size", config.size]
+    for size, run in RUNS.items():
+        first = run.arms[0]
+        count = plan(preset(first.preset, size, **first.model)).parameters
+        yield f"# {size}: {run.label}; {count:,} parameters, {run.train.tokens:,} tokens"
+        for arm in run.arms:
+            words = ["clearhead", "train", arm.preset, "--size", size]
             keys = [f"{key}={value}" for key, value in arm.model.items()]
-            rate = run.rates.get(arm.preset, arm.train.learning_rate)
-            train = replace(arm.train, learning_rate=rate)
+            train = replace(arm.train, learning_rate=RATES.get(arm.preset, arm.train.learning_rate))
             words += ["--set", *keys] if keys else []
-            yield join([*words, *_options("train", train), *_options("data", config.data)])
+            yield join([*words, *_options("train", train), *_options("data", run.data)])
 
 
 def _options(part: str, settings: Any) -> Iterator[str]:

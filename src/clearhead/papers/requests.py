@@ -52,22 +52,21 @@ def chosen(
             raise ClearheadError(f"{name} has no arms at {scale}, but at {', '.join(scales)}")
         for claim in there:
             patterns[claim.study] |= claim.arms
-    asked = [study for study, some in patterns.items() if some]
-    wanted = {study: arms_of(study, scale, only or patterns[study]) for study in asked}
-    arms = [one.name for study in asked for one in arms_of(study, scale)]
-    of_arms = [name for some in wanted.values() for one in some for name in one.questions]
+    wanted = {name: arms_of(name, scale, only or some) for name, some in patterns.items() if some}
+    arms = [one.name for name in wanted for one in arms_of(name, scale)]
+    of_arms = [question for some in wanted.values() for one in some for question in one.questions]
     for kind, given, there_are in (("arms", only, arms), ("questions", questions, of_arms)):
         for pattern in given:
             if not any(fnmatchcase(name, pattern) for name in there_are):
                 all_ = ", ".join(dict.fromkeys(there_are)) or "none"
                 raise ClearheadError(f"{pattern!r} names none of the {kind}, which are {all_}")
-    folders = {study: output or Path("runs") / f"{study}-{scale}" for study in wanted}
-    if output is not None and len(wanted) > 1:
-        folders = {study: output / study for study in wanted}
+    folders = {name: Path("runs") / f"{name}-{scale}" for name in wanted}
+    if output is not None:
+        folders = {name: output / name if len(wanted) > 1 else output for name in wanted}
     changes["questions"] = questions
     return {
-        study: [changed(one, output=folders[study], **changes) for one in some]
-        for study, some in wanted.items()
+        name: [changed(one, output=folders[name], **changes) for one in some]
+        for name, some in wanted.items()
         if some
     }
 
@@ -94,8 +93,7 @@ def arms_for(claim: Claim, scale: str) -> list[Study]:
 
 
 def arms_of(study: str, scale: str, patterns: Iterable[str] = ALL) -> list[Study]:
-    """The arms of an experiment that a pattern names, with the task of its fine-tuning or without;
-    none where it has not that scale."""
+    """The arms of an experiment that patterns, ARM or ARM on TASK, name; none without the scale."""
     experiment, names = EXPERIMENTS[study], {one.partition(" on ")[0] for one in patterns}
     arms = experiment.arms(scale) if scale in experiment.scales else ()
     return [one for one in arms if any(fnmatchcase(one.name, name) for name in names)]
@@ -133,8 +131,7 @@ def changed(
 
 
 def cost(arms: Iterable[Study], scale: str) -> str:
-    """30 runs, 45 M tokens, about 1.2 h of training on two cores, sweeps may add up to 9 runs: at
-    6 × parameters × tokens, without evaluations."""
+    """Runs, tokens and hours of training, at 6 × parameters × tokens, without evaluations."""
     runs = tokens = beyond = 0
     flops = 0.0
     sizes: dict[str, int] = {}  # by label
@@ -156,8 +153,7 @@ def cost(arms: Iterable[Study], scale: str) -> str:
 
 
 def parameters(one: Study) -> int:
-    """The baseline's matrices at an arm's shape; the arms of a table have as many, or fewer. By
-    arithmetic: a list of all experiments would make hundreds of models."""
+    """The baseline's matrices at an arm's shape, by arithmetic: a list is of hundreds of models."""
     if one.base:
         return PARAMETERS
     shape = {**SIZES[one.size], **PRESETS[one.presets[0]], **one.set}

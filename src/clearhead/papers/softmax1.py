@@ -1,26 +1,13 @@
-"""Sinks and outlier activations, and what removes them: arXiv 2410.17174; `paper` is its 130M.
-
-On ordinary text no sink forms within a day on two cores; on the synthetic text of arXiv 2410.13835,
-bigrams that now and then copy back, one forms in minutes, at documents' begin tokens.
-"""
+"""Sinks and outlier activations, and what removes them: arXiv 2410.17174; `paper` is its 130M. On
+ordinary text no sink forms within a day on two cores; on the bigrams of arXiv 2410.13835, which now
+and then copy back, one forms in minutes, at documents' begin tokens."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from clearhead.papers.contrasts import (
-    LOSS,
-    Claim,
-    Contrast,
-    Gate,
-    Patterns,
-    Reading,
-    lower,
-    no_worse,
-    number,
-    ratio,
-)
+from clearhead.papers.contrasts import LOSS, Claim, Contrast, Gate, lower, no_worse, number, ratio
 from clearhead.papers.recipes import RUNS
 from clearhead.papers.study import COSMOPEDIA, WHOLE, Study, diagnose, experiment, quantize
 from clearhead.settings.data import DataConfig
@@ -81,14 +68,11 @@ def sink(scale: str) -> Iterator[Study]:
     no key also by position, in documents of four training lengths."""
     table = _made(scale, "backcopy")
     long = DataConfig(data=("synthetic:backcopy:documents=100,characters=3200",), validation=WHOLE)
-    # First, so that of what both measure the opening's counts.
-    table = replace(
-        table, questions={"longer": _DOCUMENTS(length=512, data=long), **table.questions}
-    )
-    yield table.arm("transformer", *RATES)
+    longer = {"longer": _DOCUMENTS(length=512, data=long)}
+    # The opening is the later question: of what both measure, its numbers count.
+    table = replace(table, questions={**longer, **table.questions})
     # The interventions: a null key, a learned one, one with a place of its own, and a gate.
-    for preset in ("softmax1", "sink", "key-bias", "gated", "xsa"):
-        yield table.arm(preset, *RATES)
+    yield from table.each(("transformer", "softmax1", "sink", "key-bias", "gated", "xsa"), *RATES)
 
 
 @experiment(PAPER)
@@ -98,26 +82,21 @@ def sink_text(scale: str) -> Iterator[Study]:
     questions = {"opening": _DOCUMENTS(data=_text(ORDINARY[scale]))}
     table = ORDINARY[scale].changed(position="learned", weight_decay=0.5, begin_windows=True)
     table = replace(table, label="sink on text", measure_every=0.25, questions=questions)
-    yield table.arm("transformer", 2e-3)
-    yield table.arm("softmax1", 2e-3)  # the intervention
+    yield from table.each(("transformer", "softmax1"), 2e-3)  # the intervention
 
 
 @experiment(PAPER)
 def elimination(scale: str) -> Iterator[Study]:
     """The baseline with one part of it changed at a time."""
-    changes: dict[str, tuple[Any, ...]] = {  # the interventions
-        "position": ("none", "learned"),
-        "bias": (True,),
-        "norm": ("layernorm", "rmsnorm-single"),
-        "mlp": ("relu",),
-        "qk_norm": ("rmsnorm",),
-        "normalizer": ("softmax1",),
-        "train.weight_decay": (0.5,),
-        "train.optimizer": ("orthoadam",),
-    }
+    interventions = (
+        *(("position", "none"), ("position", "learned"), ("bias", True)),
+        *(("norm", "layernorm"), ("norm", "rmsnorm-single"), ("mlp", "relu")),
+        *(("qk_norm", "rmsnorm"), ("normalizer", "softmax1")),
+        *(("train.weight_decay", 0.5), ("train.optimizer", "orthoadam")),
+    )
     table = _made(scale, "elimination")
     yield table.arm("transformer", *RATES)
-    for key, value in ((key, value) for key, values in changes.items() for value in values):
+    for key, value in interventions:
         yield table.arm("transformer", *RATES, **{key: value})
 
 
@@ -148,7 +127,7 @@ TABLES = {
         presets=("gpt2",), size="small", length=256, max_position_embeddings=1024,
         intermediate_size=2048, tokens=100_000_000, sweep_tokens=20_000_000, batch_size=128,
         compile="blocks", data=("hf:allenai/c4:en",), vocabulary=16_384, limit=500_000_000),
-    "paper": RUNS["gpt2-130m"].config.changed(
+    "paper": RUNS["gpt2-130m"].changed(
         vary={}, label="outliers", lengths=(1, 4), measure_every=0.1),
 }
 ORDINARY = {
@@ -166,7 +145,7 @@ BASE, ADAMW = "transformer", ("transformer", "transformer · adamw", "transforme
 ORTHO, SHARED = "transformer · orthoadam", "transformer · orthoadam · rotation_share size"
 FORMS = {"one rotation for each parameter": ORTHO, "one rotation for all axes of a size": SHARED}
 SAFE = ("transformer · embedding_projection true · muon", "osp")
-NEWER: dict[str, Patterns] = {
+NEWER = {
     "softpick": ("transformer · normalizer softpick", "softpick"),
     "a headwise gate": ("transformer · epilogue gate-headwise", "gated-headwise"),
     "outlier-safe pre-training": SAFE,
@@ -186,11 +165,8 @@ def _sink(words: str, arm: str, label: str, **options: Any) -> Contrast:
     return lower(words, share, arm, BASE, least=0.3, **options)
 
 
-def _costs(
-    words: str, arm: Patterns, than: Patterns | Reading = ADAMW, what: Reading = _COARSE
-) -> Contrast:
-    """The cost of few bits, where they cost the baseline something: the perplexity that they add,
-    or its share of that in full precision, for arms that differ in it."""
+def _costs(words: str, arm: Any, than: Any = ADAMW, what: Any = _COARSE) -> Contrast:
+    """The perplexity that few bits add, or its share, where they cost the baseline something."""
     added = replace(what, metric="added_perplexity")
     gate = Gate(added.of(ADAMW), 0.5, "added perplexity of the baseline")
     share = "share of " * (what.metric == "cost")
@@ -198,7 +174,7 @@ def _costs(
     return lower(words, what, arm, than, gate)
 
 
-def _kurtosis(words: str, arm: Patterns, *, own_rates: bool = False, **at: Any) -> Contrast:
+def _kurtosis(words: str, arm: Any, *, own_rates: bool = False, **at: Any) -> Contrast:
     """Kurtosis, where the baseline has outliers."""
     words = f"kurtosis {words}" + ", each at its own rate" * own_rates
     what = number("kurtosis", **at)

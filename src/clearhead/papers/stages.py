@@ -23,9 +23,9 @@ BY_LAYER = ("similarity", "effective_rank", "beta_over_alpha_values", "beta_over
 def known_jobs(
     one: Study, logs: Path, tried: Container[str] = ()
 ) -> tuple[float | None, list[Job], list[Job]]:
-    """An arm's rate, the jobs of its sweep, and its trainings, each followed by its evaluations, as
-    far as they are known. A sweep is over if its best rate lies inside, the next rate failed (it is
-    among the jobs that this command has `tried`), or a run at its best rate exists."""
+    """An arm's rate, the jobs of its sweep, and its trainings and evaluations, as far as known. A
+    sweep is over if its best rate lies inside, the next rate failed (it is among the jobs that this
+    command has `tried`), or a run at its best rate exists."""
 
     def known(job: Job) -> float | None:
         return loss(job.records) if is_finished(job, logs) else None
@@ -41,19 +41,16 @@ def known_jobs(
         runs = [] if rate is None else [one.runs(rate, seed)[0] for seed in one.seeds]
         if not any(is_finished(job, logs) for job in runs):
             sweep = [one.attempt(at) for at in losses]
-            missing = (one.attempt(at).name for at in losses.keys() - {*swept})
-            rate = rate if all(name in tried for name in missing) else None
+            if any(one.attempt(at).name not in tried for at in losses.keys() - {*swept}):
+                rate = None
     if one.tries and rate is None:
         return None, sweep, []
     return rate, sweep, [job for seed in one.seeds for job in one.runs(rate, seed, swept)]
 
 
-def reproduce(
-    arms: Sequence[Study], output: Path, *, jobs: int, work: Work | None = None
-) -> tuple[Path, int]:
-    """Run the missing jobs of every arm, until none is known to be missing: sweeps first, then one
-    seed of all arms after the other; return OUTPUT/records.jsonl, the records of all, and the
-    number of failed jobs (where a sweep's run beyond its best rate fails, that rate counts)."""
+def reproduce(arms: Sequence[Study], output: Path, *, jobs: int, work: Work) -> tuple[Path, int]:
+    """Run the missing jobs of every arm, sweeps first, then seed by seed; return OUTPUT's
+    records.jsonl and the number of failed jobs, but for rates that a sweep can do without."""
     texts = dict[DataConfig, None]()  # that an arm's own tokenizer reads, to train or to measure on
     for one in arms:
         measured = any(isinstance(question, SweepConfig) for question in one.questions.values())
@@ -61,7 +58,7 @@ def reproduce(
             texts[one.data] = None
     for text in texts:
         prepare(text, progress=say)  # once, before the jobs would each
-    work, logs = work or Work("job"), output / "logs"
+    logs = output / "logs"
     work.start(0)
     with hold_folder(output):
         tried, failed = set[str](), list[Job]()
@@ -91,8 +88,7 @@ def reproduce(
 
 
 def collect(jobs: Iterable[Job], target: Path) -> Path:
-    """Join the records of jobs, each under its arm, label and seed. The first header of a run, its
-    training's, counts; of what two jobs measured the later, a question asked on purpose."""
+    """Join the records of jobs, each under its arm, label and seed; a run's first header counts."""
     lines, headed = list[str](), set[str]()
     for line in (line for job in jobs if job.records.exists() for line in _lines(job)):
         if line["kind"] != "run" or line["run"] not in headed:
@@ -105,8 +101,7 @@ def collect(jobs: Iterable[Job], target: Path) -> Path:
 
 
 def _lines(job: Job) -> Iterator[dict[str, Any]]:
-    """The records of a job as lines of its arm's run; of a diagnosis the numbers over all layers
-    and heads."""
+    """A job's records as lines of its arm's run; of a diagnosis mostly those over all layers."""
     study, config = COMPARISON, job.config
     untrained: dict[str, Any] = {}
     if isinstance(config, SweepConfig):  # its header names neither training nor model
@@ -120,9 +115,8 @@ def _lines(job: Job) -> Iterator[dict[str, Any]]:
             line = {"preset": job.arm, **untrained, **line, **named}
             line |= {"swept": job.swept} if job.swept else {}
         elif study == DIAGNOSIS:
-            if line["kind"] != "measure" or "head" in line:
-                continue
-            if "layer" in line and line["metric"] not in BY_LAYER:
+            by_layer = "layer" in line and line["metric"] not in BY_LAYER
+            if line["kind"] != "measure" or "head" in line or by_layer:
                 continue
             del line["cell"]  # of which this is a part
             if config.at != "anywhere":  # where training measures too

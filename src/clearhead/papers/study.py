@@ -3,12 +3,11 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property, partial, wraps
+from dataclasses import dataclass, field, replace
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.errors import ClearheadError
 from clearhead.lab.configs import RECORDS, Arm, ArmConfig, CompareConfig, FinetuneJob, Job
 from clearhead.lab.sweep_configs import (
     DIAGNOSIS_FILE,
@@ -39,14 +38,10 @@ WHOLE = 0.999  # the share held out of a text that is only measured on
 BEYOND = 3  # rates that a sweep tries beyond those it was given, at most
 SHAPE = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
 
-Losses = Mapping[float, float | None]
-"""{rate: held-out loss}: inf where the run diverged, None where the loss is not known yet."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Study(CompareConfig):
-    """Arms on the same tokens in the same order, under one label; `arm` is the study of one arm,
-    which an experiment yields. Every job has a folder or file of its own within `output`."""
+    """Arms on the same tokens under one label; `arm` is the study of one, with jobs in `output`."""
 
     presets: tuple[str, ...] = ("transformer",)
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -61,35 +56,38 @@ class Study(CompareConfig):
     called: str = ""
     """Name of the arm; that of its preset and changes where not given."""
     conversion: ConvertConfig | None = None
-    """The conversion of the model to start from, before it is trained; random rotations are drawn
-    anew with each seed."""
+    """The conversion of the model to start from; each seed draws its random rotations anew."""
 
     def arm(self, preset: str, *rates: float, **changes: Any) -> "Study":
-        """One arm: a preset, what is changed of it, in place of the setting for all arms, and its
-        learning rates. Of several the one with the lowest loss on training text held out from its
-        run is chosen; while that is the lowest or highest, the next beyond it is tried too."""
+        """One arm: a preset, learning rates and changes of the settings for all arms. Of several
+        rates the best on held-out training text counts, or one beyond it, if it is at the edge."""
         vary = {key: (value,) for key, value in changes.items()}
         settings = {key: value for key, value in self.set.items() if key not in changes}
         return replace(self, presets=(preset,), set=settings, vary=vary, tries=rates)
 
+    def each(self, presets: Iterable[str], *rates: float) -> "Iterator[Study]":
+        """The arms of several presets at the same rates."""
+        return (self.arm(preset, *rates) for preset in presets)
+
     def changed(self, *, length: int | None = None, **settings: Any) -> "Study":
-        """The study with other settings, by their names in a study, its training or its text
-        (`data` is its sources); any other name is a key of every model's configuration, or short
-        for one (`SHAPE`). `length` is that of a sequence in training, and the model's positions."""
+        """The study with other settings of its own, its training or its text (`data`: the sources);
+        any other name is a key of every model's configuration, or short for one (`SHAPE`). `length`
+        is that of a sequence in training, and the model's positions."""
         if length is not None:
             whole = {"sequence_length": length, "max_position_embeddings": length}
             settings = whole | settings
-        parts: dict[str, dict[str, Any]] = {"study": {}, "train": {}, "data": {}, "set": {}}
-        for name, value in settings.items():
-            parts[_PARTS.get(name, "set")][SHAPE.get(name, name)] = value
-        train, data = replace(self.train, **parts["train"]), replace(self.data, **parts["data"])
-        return replace(self, train=train, data=data, set=self.set | parts["set"], **parts["study"])
+        data, train, study = (
+            {name: settings.pop(name) for name in kind.__dataclass_fields__ if name in settings}
+            for kind in (DataConfig, TrainConfig, Study)
+        )
+        keys = {SHAPE.get(name, name): value for name, value in settings.items()}
+        study |= {"data": replace(self.data, **data), "train": replace(self.train, **train)}
+        return replace(self, set=self.set | keys, **study)
 
-    @cached_property
+    @property
     def side(self) -> Arm:
         """The arm as one side of a comparison, by the name and the folder that it has there."""
-        (only,) = self.arms
-        return only
+        return self.arms[0]
 
     @property
     def name(self) -> str:
@@ -111,8 +109,7 @@ class Study(CompareConfig):
         return short._run(f"sweeps/{self._place}-{written(rate)}", rate, SWEEP_SEED, start)
 
     def runs(self, rate: float | None, seed: int, swept: tuple[float, ...] = ()) -> list[Job]:
-        """The run that counts, of an arm that is trained, and the questions to its model; a job's
-        `after` makes the model that it starts from."""
+        """The run that counts, of an arm that is trained, and the questions to its model."""
         start = self._conversion(seed)
         if rate is None:
             return [*self._evaluations(seed, start)]
@@ -173,30 +170,23 @@ class Study(CompareConfig):
         return Job(name=name, config=config, records=records, **names | others)
 
 
-# Names of settings, and the part of a study that each belongs to.
-_PARTS = {
-    one.name: part
-    for part, kind in (("study", Study), ("train", TrainConfig), ("data", DataConfig))
-    for one in fields(kind)
-}
+Arms = Callable[[str], Iterable[Study]]  # the study of each arm at a scale
 
 
 class Experiment(NamedTuple):
-    """An experiment of a paper: the function that yields the study of each arm at a scale."""
+    """An experiment of a paper."""
 
     name: str
     paper: str
     about: str
-    arms: Callable[[str], Iterable[Study]]
+    arms: Arms
     scales: tuple[str, ...] = ("tiny", "small")
 
 
-def experiment(
-    paper: str, *, published: bool = False
-) -> Callable[[Callable[[str], Iterator[Study]]], Experiment]:
+def experiment(paper: str, *, published: bool = False) -> Callable[[Arms], Experiment]:
     """Decorator of a function that yields arms; `published`: at the scale `paper` too."""
 
-    def decorated(arms: Callable[[str], Iterator[Study]]) -> Experiment:
+    def decorated(arms: Arms) -> Experiment:
         about = " ".join((arms.__doc__ or "").partition("\n\n")[0].split())
         once = cache(wraps(arms)(lambda scale: tuple(arms(scale))))
         scales = ("tiny", "small", "paper")[: 2 + published]
@@ -222,13 +212,13 @@ def as_folder(words: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", words).strip("-")
 
 
-def best(losses: Losses) -> float | None:
-    """The rate of the lowest loss that is known; None where none is, or all diverged."""
+def best(losses: Mapping[float, float | None]) -> float | None:
+    """The rate of the lowest loss that is known (not None); None where all diverged (inf)."""
     known = {rate: x for rate, x in losses.items() if x is not None and x < math.inf}
     return min(known, key=lambda rate: known[rate], default=None)
 
 
-def beyond(losses: Losses) -> float | None:
+def beyond(losses: Mapping[float, float | None]) -> float | None:
     """The next rate to try, in two digits, where the best of several is the lowest or the highest:
     the edge is the geometric mean of it and of its neighbour. None until all losses are known."""
     ordered, chosen = sorted(losses), best(losses)
@@ -245,13 +235,8 @@ def written(rate: float) -> str:
 
 
 def loss(records: Path) -> float:
-    """The held-out loss of a file's only run, at its training length, of the next token or of
-    hidden ones; inf where the run diverged."""
+    """The held-out loss of a file's only run at its training length; inf where it diverged."""
     (run,) = load(records).runs
-    if run.header.get("diverged"):
-        return math.inf
-    for metric in ("loss", "masked loss"):
-        measure = run.measure(metric, length=run.sequence_length)
-        if measure is not None:
-            return math.inf if measure.value is None else measure.value
-    raise ClearheadError(f"{records} holds no loss at the training length: delete its folder")
+    measures = (run.measure(name, length=run.sequence_length) for name in ("loss", "masked loss"))
+    values = [one.value for one in measures if one is not None]
+    return math.inf if run.diverged or values[0] is None else values[0]

@@ -41,8 +41,8 @@ def stated(scheme: Scheme) -> dict[str, Any]:
 
 
 def _nearest(scheme: Scheme) -> str:
-    if said := [part for part in scheme.name.split("+") if re.fullmatch(_SAID, part)]:
-        return said[0]
+    if named := [part for part in scheme.name.split("+") if re.fullmatch(_SAID, part)]:
+        return named[0]
     how, inputs = scheme.weights, scheme.activations
     if how is not None and inputs is None:
         scale = f"group{how.group}" if how.scale == "group" else "channel"

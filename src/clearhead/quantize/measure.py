@@ -102,7 +102,7 @@ def cost(model: Any, scheme: Scheme | None, texts: Texts) -> Perplexity:
 @dataclass(frozen=True, kw_only=True)
 class QuantizationTask:
     """Perplexity on windows of `length` tokens: a cell in full precision, and one for each scheme
-    (`measure.sweep.Task`)."""
+    (a task of `measure.sweep`)."""
 
     schemes: tuple[Scheme, ...] = field(metadata=LISTED)
     length: int

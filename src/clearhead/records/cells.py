@@ -9,7 +9,6 @@ from clearhead.records import intervals
 from clearhead.records.runs import Line
 
 _PARTS = ("low", "high", "documents", "reason")
-_BY_ITEM, _STDERR = "_by_item", "_stderr"
 
 
 def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
@@ -19,7 +18,7 @@ def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
     numbers: Line = {name: result[name] for name in headlines if name in result}
     rest: Line = {}
     for name, value in result.items():
-        if name not in _PARTS and not name.endswith((_BY_ITEM, _STDERR)):
+        if name not in _PARTS and not name.endswith(("_by_item", "_stderr")):
             is_number = isinstance(value, int | float | None) and not isinstance(value, bool)
             (numbers if is_number else rest)[name] = value
     lines = []
@@ -29,8 +28,7 @@ def lines_of(headlines: Sequence[str], /, **result: Any) -> list[Line]:
         rest = {}
     for one in result.get("documents", ()):
         details = {key: value for key, value in one.items() if key != "perplexity"}
-        value = {"perplexity": one.get("perplexity")}
-        lines.append({"metric": "document_perplexity", **details, **_number("perplexity", value)})
+        lines.append({"metric": "document_perplexity", **details, **_number("perplexity", one)})
     return lines
 
 
@@ -59,13 +57,13 @@ def _number(name: str, result: Mapping[str, Any]) -> Line:
         return {"value": None, **({"reason": result["reason"]} if result.get("reason") else {})}
     if not math.isfinite(value):
         return {"value": None, "reason": NOT_FINITE}
-    items = [float(one) for one in result.get(f"{name}{_BY_ITEM}") or ()]
+    items = [float(one) for one in result.get(f"{name}_by_item") or ()]
     losses = [one["loss"] for one in result.get("documents", ()) if "loss" in one]
     if name == "perplexity" and losses and None not in losses:
         items = on_perplexity(value, result["loss"], losses)
     line = {"value": value, **errors(name, value, items)}
     if name == "accuracy" and result.get("low") is not None:
         line["interval"] = result["low"], result["high"]
-    if (error := result.get(f"{name}{_STDERR}")) is not None:
+    if (error := result.get(f"{name}_stderr")) is not None:
         line["stderr"] = error
     return line

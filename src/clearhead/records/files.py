@@ -55,8 +55,7 @@ def require_new(target: Path) -> None:
 def publish_folder(
     target: Path, advice: str = "make room and give the same command again"
 ) -> Iterator[Path]:
-    """Yield an empty folder beside `target`, which must not exist, and rename it to `target` once
-    it is on the disk. If the body fails the folder is removed and nothing else changes."""
+    """Yield an empty folder, renamed to `target` once on the disk, or removed if the body fails."""
     with _published(target, target.with_name(_PREFIX + target.name), advice) as temporary:
         temporary.mkdir()
         yield temporary
@@ -134,8 +133,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder, made if missing, and removed at the end if still empty, with temporary files
-    of a killed owner. A ClearheadError names the owner of a lock."""
+    """Lock a folder, made if missing, removed if empty; a ClearheadError names a lock's owner."""
     with _hold(folder, folder / ".lock"):
         remove_leftovers(folder)
         yield

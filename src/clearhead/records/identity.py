@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
-Values = dict[str, Any]
 
 
 def canonical(settings: Any) -> Any:

@@ -25,8 +25,7 @@ def encode(record: Record) -> str:
 
 
 def append(path: Path, *records: Record) -> None:
-    """Append the lines of records to `path` in one write that reaches the disk, without a torn last
-    line; a missing file and its folder are made."""
+    """Append records to a file, made if missing, in one write that reaches the disk."""
     with writing(path, "make room or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
@@ -56,8 +55,7 @@ def steps(path: Path, until: int | None = None) -> list[Record]:
 
 
 def each(path: Path, add: Callable[[Record], None]) -> None:
-    """Call `add` with every record of a file; a ClearheadError names file and line of what is no
-    record, or none that `add` can take."""
+    """Call `add` with every record of a file; a ClearheadError names the line that is none."""
     require_regular(path, SAVE)
     try:
         content = path.read_bytes()

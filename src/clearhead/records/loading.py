@@ -44,14 +44,13 @@ Entry = tuple[Line, Measure | None]
 def load(paths: Path | Iterable[Path]) -> Records:
     """Read records from one or more files, of any study.
 
-    An unfinished last line is skipped. Of two lines about the same step, measure or map the later
-    counts, and so of two runs of one arm, seed, label; an evaluation adds to the run's own records,
-    or to another evaluation. Where runs of one arm, seed and label have different settings, the
-    file's name becomes the label.
+    Of two lines about the same step, measure or map the later counts, and so of two runs of one
+    arm, seed and label; an evaluation adds to the run's records. Where their settings differ, the
+    file's name becomes the label. An unfinished last line is skipped.
 
     Raises:
-        ClearheadError: naming file and line, for anything else that is not a record; two diagnoses
-            of one name; runs of one arm and label that differ in size, or in how they were trained.
+        ClearheadError: a line that is not a record, by file and number; two diagnoses of one name;
+            runs of one arm and label that differ in size, or in how they were trained.
     """
     files: dict[Path, list[Run]] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
@@ -203,8 +202,7 @@ def _run(name: str, header: Line) -> Run:
 
 
 def _goes_on(header: Line, old: Line) -> bool:
-    """True if `header` resumes the run `old`, whose measures are then kept: the same model and, for
-    a quantisation, whose costs are differences on one text, the same text."""
+    """True if `header` resumes the run `old`: one model, and one text if it is a quantisation."""
     weights = {header.get("weights"), old.get("weights")} - {None}
     if len(weights) == 2 or header.get("study") != QUANTIZATION:
         return len(weights) < 2
@@ -236,8 +234,7 @@ def _number(value: object) -> float | None:
 
 
 class Store(Lines):
-    """Records of one study in a file, or in memory, to which each result is appended in one write:
-    the rows of one cell of a run and the line of kind "cell" without which they do not count."""
+    """Records of one study in a file, or in memory, to which each cell is appended in one write."""
 
     def __init__(self, path: Path | None, study: str = COMPARISON) -> None:
         super().__init__()
@@ -245,8 +242,7 @@ class Store(Lines):
         self._begun = set[str]()
         if path is not None and path.exists():
             jsonl.each(path, self.read)
-            others = {_run(name, line).study for name, line in self.headers.items()} - {study}
-            if others:
+            if others := {_run(name, line).study for name, line in self.headers.items()} - {study}:
                 study = f"another study ({others.pop()})"
                 raise ClearheadError(f"{path} holds records of {study}: name another")
 

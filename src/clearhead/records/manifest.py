@@ -49,8 +49,7 @@ def verify(folder: Path, *, name: str = FILE, advice: str) -> dict[str, Any]:
 
 
 def verify_model(folder: Path) -> None:
-    """Check the files of a saved model or checkpoint; without a manifest, as other libraries' are,
-    it passes unchecked."""
+    """Check the files of a saved model or checkpoint; those of other libraries have no manifest."""
     for name in (FILE, CHECKPOINT_FILE):
         if os.path.lexists(folder / name):
             advice = f"restore {folder}, or, where the change is meant, delete {folder / name}"
@@ -59,8 +58,7 @@ def verify_model(folder: Path) -> None:
 
 def _files(folder: Path) -> list[str]:
     """Files that a library may read as part of a model, by their path in the folder."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    names = (path.relative_to(folder) for path in files)
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(
         name.as_posix()
         for name in names

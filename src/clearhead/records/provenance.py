@@ -57,14 +57,11 @@ def source_of(record: Mapping[str, Any]) -> str:
 def _git(*words: str) -> str | None:
     # Within a git hook these variables name another repository.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment["GIT_OPTIONAL_LOCKS"] = "0"
+    command = ["git", "-C", str(_SOURCE), *words]
     try:
-        return subprocess.check_output(
-            ["git", "-C", str(_SOURCE), *words],
-            env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=30,
-        )
+        return subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True, timeout=30
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None

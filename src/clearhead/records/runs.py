@@ -70,8 +70,7 @@ def measure_key(metric: str, dimensions: Mapping[str, Any]) -> Key:
 
 
 def pooled(draws: Mapping[int, Measure]) -> Measure:
-    """The mean of several draws of one cell; its interval is over all items where every draw has
-    its own, else over the draws."""
+    """The mean of several draws of one cell, with an interval over all items, or else the draws."""
     draws = dict(sorted(draws.items()))
     known = [(one, one.value) for one in draws.values() if one.value is not None]
     lost = [one for one in draws.values() if one.not_finite]
@@ -91,8 +90,7 @@ def pooled(draws: Mapping[int, Measure]) -> Measure:
 
 
 def added(one: Measure, full: Measure) -> Measure | None:
-    """The difference of `one` to `full`, if both have values, draw by draw, with the interval of
-    their paired items."""
+    """The difference of `one` to `full`, draw by draw, with the interval of their paired items."""
     pairs = {0: (one, full)}
     if one.draws and full.draws:
         pairs = {n: (one.draws[n], full.draws[n]) for n in one.draws if n in full.draws}
@@ -112,8 +110,7 @@ def added(one: Measure, full: Measure) -> Measure | None:
 
 
 def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
-    """The perplexity that each scheme adds: `added_perplexity`, the recorded one if there is one,
-    and `cost`, as a share of the perplexity in full precision."""
+    """The perplexity that a scheme adds, and, as "cost", its share of that in full precision."""
     if (full := known.get(measure_key("perplexity", {}))) is None:
         return
     for one in known.values():
@@ -135,8 +132,7 @@ def costs(known: Mapping[Key, Measure]) -> Iterator[Measure]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One model: its header and everything recorded under its name; `arm` is the displayed name of
-    what is compared, `payloads` are the other lines, by kind."""
+    """One model, compared as `arm`, with everything recorded under its name."""
 
     id: str
     arm: str
@@ -147,7 +143,7 @@ class Run:
     header: Line
     steps: list[Line] = field(default_factory=list)
     measures: dict[Key, Measure] = field(default_factory=dict)
-    payloads: dict[str, list[Line]] = field(default_factory=dict)
+    payloads: dict[str, list[Line]] = field(default_factory=dict)  # other lines, by kind
 
     @cached_property
     def _by_metric(self) -> dict[str, dict[Key, Measure]]:

@@ -22,21 +22,17 @@ def parted(words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(filter(None, (one for word in words for one in word.split(",")))))
 
 
+@dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """Options of a task; their ranges are checked with those of the whole command."""
 
-    drawn: ClassVar[bool] = True  # as of `Task`
+    drawn: ClassVar[bool] = True  # by a seed, as of `measure.sweep`
 
     def __post_init__(self) -> None:
-        for option in fields(self):  # type: ignore[arg-type]
+        for option in fields(self):
             default = option.default
             if isinstance(default, tuple) and default and not getattr(self, option.name):
                 raise ClearheadError(f"{option.name} are none: give at least one")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HitsOptions(TaskOptions):
-    """Validation loss split into AR-hits and others; windows side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +99,6 @@ class HarnessOptions(TaskOptions):
     """Number of items of each task, from its first; by default all."""
     include_path: Folder = ""
     """A folder of your own task files (.yaml); the functions and templates in them are run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedOptions(TaskOptions):
-    """Loss at hidden tokens of held-out text, and the share of them predicted right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +180,10 @@ OPTIONS: Mapping[str, type] = {
     "passkey": PasskeyOptions,
     "needles": NeedlesOptions,
     "recall": RecallOptions,
-    "hits": HitsOptions,
+    "hits": TaskOptions,
     "allocation": AllocationOptions,
     "shots": ShotsOptions,
-    "masked": MaskedOptions,
+    "masked": TaskOptions,
     "lm_eval": HarnessOptions,
     "hallucination": HallucinationOptions,
 }

@@ -157,8 +157,10 @@ def train_to_end(
     with joined(config.timeout, alone=config.parallel != "fsdp") as world:
         if world.by_first(lambda: run_dir.is_finished(output)):
             config = replace(config, precision=precision.resolve(config.precision, device))
-            asked = run_dir.comparable(run_dir.identity(model, batches, config))
-            run_dir.refuse_changes(output, run_dir.comparable(run_dir.read_record(output)), asked)
+            identity = run_dir.comparable(run_dir.identity(model, batches, config))
+            run_dir.refuse_changes(
+                output, run_dir.comparable(run_dir.read_record(output)), identity
+            )
             verify_model(final)
             return pretrained(kind, final).to(device), None
         resume = world.by_first(lambda: run_dir.holds_run(output))

@@ -94,14 +94,14 @@ class AttentionTrace(RowMeans):
 
     def statistics(self) -> dict[str, dict[str, list[list[float]]]]:
         """Metric → map → [layer][head]; 0 where no query counts."""
-        found: dict[str, dict[str, list[list[float]]]] = {}
+        panels: dict[str, dict[str, list[list[float]]]] = {}
         for line in self.measures():
             if "head" in line and line["metric"] in SHOWN:
-                rows = found.setdefault(SHOWN[line["metric"]], {}).setdefault(line["map"], [])
+                rows = panels.setdefault(SHOWN[line["metric"]], {}).setdefault(line["map"], [])
                 rows += [[] for _ in range(line["layer"] + 1 - len(rows))]
                 value = line["value"]
                 rows[line["layer"]].append(round(value, 5) if value == value else 0.0)
-        return found
+        return panels
 
 
 class HiddenTrace(Statistic):
