@@ -75,6 +75,10 @@ def test_several_models_share_a_record_and_a_page(words, trained, tmp_path, caps
     assert "Perplexity by length of text" in page.read_text("utf-8")
     refused = refusal(capsys, "eval", first, str(tmp_path / "othr"), *options)
     assert "no such folder" in refused
+    (tmp_path / "empty").mkdir()
+    anew = changed(options, "--records", str(tmp_path / "anew.jsonl"))
+    assert "cannot load" in refusal(capsys, "eval", first, str(tmp_path / "empty"), *anew)
+    assert not (tmp_path / "anew.jsonl").exists(), "the first model was not measured"
 
 
 def test_seeds_are_drawn_anew_and_pooled(passkey, tmp_path, capsys):

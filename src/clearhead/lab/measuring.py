@@ -24,7 +24,7 @@ from clearhead.measure.sweep import Portion, Subject, Texts, sweep
 from clearhead.models import SCALINGS, with_rope_scaling
 from clearhead.models.conversion import require_convertible
 from clearhead.models.inspection import dtype_name, longest_text, parameter_count, within_memory
-from clearhead.models.loading import best_device, require_room, resolved
+from clearhead.models.loading import best_device, load_config, require_room, resolved
 from clearhead.models.planning import preset
 from clearhead.progress import Work
 from clearhead.quantize import every, left_out, linear_layers, scheme
@@ -173,6 +173,8 @@ def _evaluation(config: Any) -> Load:
     if scaled and not config.factors:
         raise ClearheadError(f"rope scaling {scaled[0]} takes a factor: give --factors, say 2 4 8")
     factors = dict.fromkeys(config.factors)
+    for source in config.models:  # a wrong name is refused before the first is measured
+        load_config(resolved(source), trust_remote_code=config.trust_remote_code)
     headers = {source: _header(config, resolved(source)) for source in config.models}
     alike = len({header["run"] for header in headers.values()}) < len(headers)
 
