@@ -151,7 +151,7 @@ class Setting:
             shown.append(left.pop())
         if not (shown and left if word == FILL else len(shown) == count):
             fit = f"{len(shown)} of {len(self.pool)} examples fit the {max(0, room):,} tokens"
-            raise ClearheadError(f"shots: {word} queries for, and {fit} left of length {length:,}")
+            raise ClearheadError(f"shots: {word} asked for, and {fit} left of length {length:,}")
         return shown
 
     def context(self, shown: Sequence[Example]) -> Ids:
