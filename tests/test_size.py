@@ -4,7 +4,7 @@ from pathlib import Path
 
 import clearhead
 
-LINES = 29_085
+LINES = 29_112
 LONGEST = 400
 
 

@@ -75,14 +75,19 @@ def test_a_model_whose_tokenizer_has_no_end_token(models, words, tmp_path):
     assert header["data"]["tokenizer"]["end"] is None
 
 
-def test_a_preset_at_initialisation_at_any_depth(words, tmp_path):
+def test_a_preset_at_initialisation_at_any_depth(models, words, tmp_path, capsys):
+    """Beside a trained model, which has its own tokenizer."""
     shape = ["hidden_size=24", "num_attention_heads=2", "num_hidden_layers=5"]
     options = ["--set", *shape, "--data.vocabulary", "300"]
-    assert call("diagnose", "init:transformer", *words, *options, "--length", "16") == 0
+    both = ("init:transformer", models / "gpt2")
+    assert call("diagnose", *both, *words, *options, "--length", "16") == 0
+    refused = refusal(capsys, "diagnose", models / "gpt2", *words, "--data.vocabulary", "300")
+    assert "data.vocabulary has no effect" in refused
     lines = lines_of(tmp_path / "out", "diagnosis.jsonl")
-    layers = [x["layer"] for x in lines if x.get("metric") == "similarity"]
+    own = [x for x in lines if x["run"] == "init:transformer"]
+    layers = [x["layer"] for x in own if x.get("metric") == "similarity"]
     assert layers == [-1, 0, 1, 2, 3, 4]
-    assert not [x for x in lines if x["kind"] == "note"]
+    assert not [x for x in own if x["kind"] == "note"]
 
 
 @pytest.mark.parametrize(

@@ -47,17 +47,18 @@ def test_resume_needs_no_other_option(going_on, tmp_path, stopping, capsys):
     assert f"go on by --resume {cut}" in capsys.readouterr().err
     assert f"go on with it by --resume {cut}" in refusal(capsys, *words, "--output", cut)
     resume = ("train", "--resume", str(cut))
-    for other, said in (
-        (("--train.learning-rate", "0.5"), "train.learning_rate was 0.001 and is now 0.5"),
-        (("--set", *SHAPE[1:], "hidden_size=48"), "model.hidden_size was 24 and is now 48"),
-        (("--output", str(tmp_path / "other")), "holds no run to resume"),
-        (("--data.vocabulary", "400"), "the tokenizer changed since the run began"),
-        (("sink",), "model.normalizer was 'softmax' and is now 'sink'"),
+    for other in (
+        ("--train.learning-rate", "0.5"),
+        ("--set", "hidden_size=48"),
+        ("--output", str(tmp_path / "other")),
+        ("--data.vocabulary", "400"),
     ):
-        assert said in refusal(capsys, *resume, *other)
+        assert f"leave out {other[0]}, or start another" in refusal(capsys, *resume, *other)
+    assert "leave out preset" in refusal(capsys, "train", "sink", *resume[1:])
     with hold_folder(cut):
         assert call(*resume) == 2
-    assert f"{cut} is in use by process" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()  # without one on the text
+    assert f"{cut} is in use by process" in line
     assert call(*resume, "--train.save-every", "1", "--train.keep", "9") == 0
     assert weights_of(cut) == weights_of(whole)
     assert len(list((cut / "checkpoints").iterdir())) == 2
@@ -121,6 +122,8 @@ def test_a_run_of_another_verb_or_version_is_resumed_by_its_own_command(settings
     record = json.loads(path.read_text())
     del record["description"]["job"]
     path.write_text(json.dumps(record))
+    said = refusal(capsys, "train", *words, tmp_path / "out")
+    assert "out holds the runs of another verb" in said
     for run in (tmp_path / "out/transformer-seed0", path.parent):
         told = refusal(capsys, "train", "--resume", run)
         command = json.loads((run / "run.json").read_text())["command"]
@@ -270,7 +273,7 @@ def test_what_cannot_go_on_is_refused_in_a_line(
     many.save_pretrained(larger)
     out = ["--output", str(tmp_path / "run")]
     for words, said in (
-        (["--from", str(source), "--data.vocabulary", "400"], "data.vocabulary have no effect"),
+        (["--from", str(source), "--data.vocabulary", "400"], "data.vocabulary has no effect"),
         (["--from", str(short)], "has 8 learned positions, too few for 16 tokens"),
         (["key-value", "--from", str(full)], "has 15 learned positions"),
         (["gated", "--from", str(source), "--train.only", "x"], "the pattern 'x' decides no"),

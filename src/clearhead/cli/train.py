@@ -6,7 +6,6 @@ examples:
   clearhead train --resume runs/sas-p --train.tokens 4000000
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from clearhead.cli.options import given
@@ -26,13 +25,14 @@ def default(words: list[str]) -> Command | None:
 
 
 def run(command: Command) -> int:
-    from clearhead.lab.runs import recorded, run_training
+    from clearhead.lab.runs import extended, recorded, run_training
     from clearhead.records.manifest import verify_model
     from clearhead.train.run_dir import FINAL, is_finished
 
-    if command.resume is not None and is_finished(command.resume):
-        final = command.resume / FINAL
-        if replace(command, resume=None) == recorded(command.resume):
+    if command.resume is not None:
+        begun = recorded(command.resume)
+        command, final = extended(command, begun), begun.output / FINAL
+        if command.train.tokens == begun.train.tokens and is_finished(begun.output):
             verify_model(final)  # a kill after its end leaves nothing to go on with
             say(f"the run is finished: {final} is its model; more --train.tokens extend it")
             return 0

@@ -177,11 +177,9 @@ def prepare(
     from clearhead.models.loading import explained, load_tokenizer
 
     say = progress or (lambda line: None)
-    own = config.tokenizer is None and config.vocabulary == DataConfig.vocabulary
-    if tokenizer is not None and not own:
-        raise ClearheadError(
-            "data.tokenizer and data.vocabulary have no effect: the model has its own tokenizer"
-        )
+    for name in () if tokenizer is None else ("tokenizer", "vocabulary"):
+        if getattr(config, name) != getattr(DataConfig, name):
+            raise ClearheadError(f"data.{name} has no effect: the model has its own tokenizer")
     if tokenizer is None and (path := config.tokenizer) is not None:
         with explained(path, "tokenizer", allow="choose one of transformers' own classes"):
             tokenizer = load_tokenizer(path)

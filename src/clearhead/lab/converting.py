@@ -258,7 +258,9 @@ def _planned(
     if calibrates and keys and _has_keys(first):
         raise ClearheadError("--calibrate would replace the keys and values of this model")
     if not added and (config.sink_logit is not None or (calibrates and not keys)):
-        raise ClearheadError("no sink is added whose logit could be set: a model keeps its own")
+        raise ClearheadError(
+            "--sink-logit and --calibrate set sinks that --to adds: a model keeps its own"
+        )
     # Its maps reach attention in another order than their sinks.
     if calibrates and not keys and any(after[index].maps == "differential" for index in added):
         raise ClearheadError("--calibrate is not for maps='differential'")

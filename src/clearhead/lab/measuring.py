@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from clearhead.data import Corpus, prepare
+from clearhead.data import Corpus, DataConfig, prepare
 from clearhead.diagnose.diagnosis import LESS_MEMORY, DiagnosisTask
 from clearhead.errors import ClearheadError, choose
 from clearhead.eval.hallucination import HallucinationTask
@@ -116,7 +116,9 @@ def check_models(config: QuantizeConfig) -> None:
 def _diagnosis(config: DiagnoseConfig) -> Load:
     if config.set and not any(one.startswith(FRESH) for one in config.models):
         raise ClearheadError("--set has no effect on a trained model: diagnose init:NAME")
-    data = text_of(config.data, config.models)
+    data = own = text_of(config.data, config.models)
+    if any(source.startswith(FRESH) for source in config.models):  # the tokenizer is for those
+        own = replace(data, tokenizer=None, vocabulary=DataConfig.vocabulary)
     for source in config.models:
         if source.startswith(FRESH):  # a mistyped name is refused before the other is measured
             preset(source.removeprefix(FRESH), config.size or "tiny", **config.set)
@@ -133,7 +135,7 @@ def _diagnosis(config: DiagnoseConfig) -> Load:
             else:
                 kinds = ("causal", "masked", "bare")
                 model, tokenizer = load_model(source, kinds, config.trust_remote_code)
-                corpus = prepare(data, tokenizer=tokenizer, progress=say, closed=False)
+                corpus = prepare(own, tokenizer=tokenizer, progress=say, closed=False)
         limits = longest_text(model), getattr(model.config, "max_position_embeddings", None)
         length = config.length or min(LENGTH, next(filter(None, limits), LENGTH))
         task = DiagnosisTask(length=length, windows=config.windows, at=config.at)

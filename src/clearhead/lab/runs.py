@@ -32,7 +32,8 @@ from clearhead.nn.null_keys import AT_REST, Sink
 from clearhead.optim import learning_rate
 from clearhead.optim.build import matched
 from clearhead.progress import Work
-from clearhead.records.identity import canonical, restored
+from clearhead.records.files import hold_folder
+from clearhead.records.identity import canonical, differences, restored
 from clearhead.records.loading import Store
 from clearhead.records.runs import Line, Records
 from clearhead.settings.data import SHARE
@@ -203,9 +204,18 @@ def run_training(job: TrainJob) -> TrainResult:
     it; OUTPUT/final is then a plain Hugging Face checkpoint."""
     with joined(job.train.timeout, alone=job.train.parallel != "fsdp") as world:
         resume = job.resume is not None
-        if not (resume or world.restarted()):
-            world.by_first(lambda: run_dir.require_no_run(job.output))
-        began = read_record(job.output).get("data") if resume else None
+        resumes = resume or world.restarted()  # a collective call
+
+        def check_folder() -> None:
+            """Refuse a folder in use, and for a new run one with runs, before any text is read."""
+            with hold_folder(job.output):
+                if not resumes:
+                    run_dir.require_no_run(job.output)
+                    if any(job.output.glob("*seed*/run.json")):
+                        raise ClearheadError(f"{job.output} holds the runs of another verb")
+
+        world.by_first(check_folder)
+        began = data_of(job.output) if resume else None
         start: dict[str, Any] = {"preset": job.preset, "from": None}
         if job.base is None:
             start |= {"preset": job.preset or BASELINE, "size": job.size}
@@ -269,18 +279,32 @@ def _new(job: TrainJob, name: str, began: str | None) -> tuple[Any, Any]:
 
 
 def recorded(output: Path) -> TrainJob:
-    """The job whose run is in `output`, with the settings that it has now; more tokens extend the
-    run under the schedule that it has."""
+    """The job whose run is in `output`, with the settings that it has now."""
     record = read_record(output)
     try:
         names = {one.name for one in fields(TrainJob)}
         settings = {key: x for key, x in record["description"]["job"].items() if key in names}
-        train = record["config"]
-        train["schedule_tokens"] = train.get("schedule_tokens") or train["tokens"]
-        return replace(restored(TrainJob, settings | {"train": train}), output=output)
+        return replace(restored(TrainJob, settings | {"train": record["config"]}), output=output)
     except (AttributeError, KeyError, TypeError):
         own = f"give its own command again, {str(record.get('command'))!r}"
         raise ClearheadError(f"{output} is not of this version's clearhead train: {own}") from None
+
+
+def extended(job: TrainJob, begun: TrainJob) -> TrainJob:
+    """The begun run with the changes that `job` may make; any other is refused by its option."""
+    free = {f"--train.{key.replace('_', '-')}" for key in run_dir.FREE_KEYS | {"tokens"}}
+    free |= {"--track", "--resume", "--data.cache", "--trust-remote-code"}
+    # Files may have moved: content is compared, by its fingerprint.
+    free |= {"--data.data", "--data.tokenizer"} | ({"--from"} if begun.base else set())
+    own = {"preset": "preset", "base": "--from", "set": "--set"}  # not named as their fields
+    names = [name for name, _, _ in differences(canonical(begun), canonical(job))]
+    changed = {own.get(one.split(".")[0], f"--{one.replace('_', '-')}") for one in names}
+    if fixed := sorted(changed - free):
+        raise ClearheadError(f"leave out {', '.join(fixed)}, or start another run")
+    if job.train.tokens == begun.train.tokens:
+        return job
+    planned = begun.train.schedule_tokens or begun.train.tokens
+    return replace(job, train=replace(job.train, schedule_tokens=planned))
 
 
 class Trial(NamedTuple):

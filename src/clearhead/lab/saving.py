@@ -36,8 +36,9 @@ UNTIMED, ROUNDS = 2, 5  # of timing: the first calls compile
 
 def run_saving(config: QuantizeConfig) -> None:
     """Save a model under a scheme, open it by transformers and compare it with the simulation."""
-    if (len(config.models), len(config.scheme)) != (1, 1):
-        counts = f"{len(config.models)} and {len(config.scheme)}"
+    schemes = len(config.scheme) if config.given("scheme") else 0
+    if (len(config.models), schemes) != (1, 1):
+        counts = f"{len(config.models)} and {schemes or 'none'}"
         raise ClearheadError(f"--save takes one model and one --scheme; found {counts}")
     how, folder, (source,) = scheme(config.scheme[0]), config.save, config.models
     stated(how)  # refuses what the format cannot say
