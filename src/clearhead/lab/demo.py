@@ -53,7 +53,7 @@ def studies(output: Path) -> Studies:
         seeds=(0, 1, 2),
         lengths=(1, 2, 4, 8, 16),
         evaluation_tokens=8192,
-        train=TrainConfig(tokens=106_496, batch_size=8, learning_rate=3e-3, **window),
+        train=TrainConfig(tokens=98_304, batch_size=8, learning_rate=3e-3, **window),
         data=DataConfig(vocabulary=1024, limit=4_000_000, validation=0.05),
         output=output / "text",
     )
